@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -13,6 +14,24 @@ from pathlib import Path
 from typing import Any
 
 DEADLINE_S = 150.0
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+"""of processes that import this project"""
+
+
+def until(condition: Callable[[], Any], seconds: float = 150.0) -> Any:
+    """Wait for a condition, and return what it gives."""
+    end = time.monotonic() + seconds
+    while not (result := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return result
+
+
+def started(program: str, *arguments: object, **options: Any) -> subprocess.Popen[str]:
+    """A Python program of its own, with pipes to its standard input and output."""
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    options = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": ENVIRONMENT} | options
+    return subprocess.Popen(command, **options)
 
 
 def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:

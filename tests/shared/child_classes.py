@@ -1,7 +1,5 @@
 """What the processes of test_child_process.py run."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -25,9 +23,7 @@ class Said(msgspec.Struct):
 class Async(Served):
     """Does what a test asks for."""
 
-    says_begun = True
-    answer_bytes = 1 << 16
-    events = Said
+    says_begun, answer_bytes, events = True, 1 << 16, Said
 
     @call("start", deadline=60.0)
     def begin(self, fault: str = "") -> int:
@@ -45,12 +41,10 @@ class Async(Served):
 
     @call("square", deadline=60.0)
     async def square(self, number: int) -> int:
-        """Square a number."""
         return number * number
 
     @call("say", deadline=60.0)
     async def speak(self, text: str) -> None:
-        """Send an event before the answer."""
         self.say(Said(text))
 
     @call("wait", deadline=600.0)
@@ -65,29 +59,21 @@ class Async(Served):
         time.sleep(seconds)
         return "blocked"
 
-    @call("flood", deadline=60.0)
-    async def flood(self) -> str:
-        """Answer more than may be."""
-        return "x" * (1 << 20)
-
-    @call("lie", deadline=60.0)
-    async def lie(self) -> int:
-        """Answer with another type."""
-        return "no number"  # type: ignore[return-value]
-
-    @call("babble", deadline=60.0)
-    async def babble(self) -> None:
-        """Write what is no frame."""
+    @call("harm", deadline=60.0)
+    async def harm(self, kind: str) -> str:
+        """Answer more than may be, or another type, or raise, or write what is no frame."""
+        if kind == "flood":
+            return "x" * (1 << 20)
+        if kind == "lie":
+            return 3  # type: ignore[return-value]
+        if kind == "fail":
+            raise ValueError("it went wrong")
         for descriptor in range(3, 30):
             try:
                 os.write(descriptor, b"\xff" * 4096)
             except OSError:
                 continue
-
-    @call("fail", deadline=60.0)
-    async def fail(self) -> None:
-        """Raise."""
-        raise ValueError("it went wrong")
+        return ""
 
     @call("leave", deadline=60.0)
     async def leave(self, number: int) -> None:
@@ -110,17 +96,14 @@ class Plain(Served):
 
     @call("start", deadline=60.0)
     def begin(self) -> None:
-        """Start."""
         self.calls = 0
 
     @call("count", deadline=60.0)
     def count(self) -> int:
-        """Count the calls."""
         self.calls += 1
         print("nobody sees this")
         return self.calls
 
     @call("leave", deadline=60.0)
     def leave(self) -> None:
-        """End the process."""
         os._exit(3)

@@ -16,15 +16,13 @@ def reference(joined, lengths, key_heads=2):
     query, key, value = joined.split([4, key_heads, key_heads], 1)
     attended, start, repeat = [], 0, 4 // key_heads
     for length in lengths:
-        here = slice(start, start + length)
+        here = slice(start, start := start + length)
         heads = []
         for head in range(4):
             q, k, v = query[here, head], key[here, head // repeat], value[here, head // repeat]
             scores = q @ k.T / query.shape[2] ** 0.5
-            scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf)
-            heads.append(scores.softmax(-1) @ v)
+            heads.append(scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf).softmax(-1) @ v)
         attended.append(torch.stack(heads, 1))
-        start += length
     return torch.cat(attended)
 
 
@@ -87,10 +85,16 @@ def test_double_precision_gradient_is_exact():
     assert torch.autograd.gradcheck(lambda tensor: attend(tensor, exact), joined)
 
 
+def tiny_decoder(backend, device="cpu", dtype=torch.float32):
+    config = DecoderConfig("llama", 11, 16, 24, 2, 4, 2, 16, 1e-5, 64, tied=True, initializer_range=0.5)
+    decoder = Decoder(config, attention=backend)
+    initialise(decoder, 0)
+    return decoder.to(device, dtype)
+
+
 @pytest.mark.parametrize("backend", CPU_BACKENDS)
 def test_what_a_neighbour_says_changes_no_bit(backend):
-    decoder = tiny_decoder(backend)
-    first, second = [3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5]
+    decoder, first, second = tiny_decoder(backend), [3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5]
     with torch.no_grad():
         packed, permuted = (
             decoder(pack_from([before, second], [1, 1]), output="logits")[len(first) :]
@@ -99,23 +103,15 @@ def test_what_a_neighbour_says_changes_no_bit(backend):
     assert torch.equal(packed, permuted)
 
 
-def tiny_decoder(backend, device="cpu", dtype=torch.float32):
-    config = DecoderConfig("llama", 11, 16, 24, 2, 4, 2, 16, 1e-5, 64, tied=True, initializer_range=0.5)
-    decoder = Decoder(config, attention=backend)
-    initialise(decoder, 0)
-    return decoder.to(device, dtype)
-
-
 @pytest.mark.parametrize(("backend", "message"), [("fast", "'fast' is unknown"), ("varlen", "needs CUDA")])
-def test_unknown_or_impossible_backend_is_refused(backend, message):
+def test_an_unknown_or_impossible_backend_is_refused(backend, message):
     with pytest.raises(ValueError, match=message):
         plan([1], backend=backend)
 
 
 @pytest.mark.gpu
 def test_varlen_equals_float32_on_the_gpu():
-    sequences = [[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5], [1], [3, 1, 4, 2, 2]]
-    batch = pack_from(sequences, [3, 1, 1, 3], "cuda")
+    batch = pack_from([[3, 1, 4, 1, 5, 9, 2], [6, 5, 3, 5], [1], [3, 1, 4, 2, 2]], [3, 1, 1, 3], "cuda")
     assert max(batch.prefixes) >= 0
     exact = tiny_decoder("auto", "cuda")(batch)[0]
     rough = tiny_decoder("varlen", "cuda", torch.bfloat16)(batch)[0]

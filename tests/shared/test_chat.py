@@ -1,4 +1,4 @@
-"""The chat format: rendering, decoding, stop tokens, and templates with their own ideas."""
+"""The chat format: rendering, decoding, stop tokens, and templates with ideas of their own (odd_templates.jsonl)."""
 
 import json
 
@@ -11,7 +11,8 @@ from shared.config import Config
 from shared.errors import ConfigError, ModelError
 from shared.languages import LANGUAGES, WITH_REQUEST, with_request
 from shared.model.model_card import read_card
-from shared.sections import Data
+from tests.tables import read_table
+from trainer.export import note_training
 from verify.verifiers import verifier_of
 
 PLAIN = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}<eos>{% endfor %}<assistant>"
@@ -19,21 +20,26 @@ SPECIAL = ["<pad>", "<eos>", "<user>", "<assistant>", "<system>", "<think>", "</
 RULE, TASK = "Think first, then box the answer.", 'What is 6 * 7, <in> words & "figures"?\nSay it.'
 
 
-def make_folder(path, template=PLAIN, eos="<eos>", **files):
-    """A byte-level tokenizer with a few special tokens, written as a model folder would have it."""
+def write_tokenizer(path, control, merges=(), **settings):
+    """A byte-level tokenizer with control tokens, as a model folder has it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: number for number, token in enumerate([*SPECIAL, *alphabet])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    words = [*control, *sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
+    vocabulary = {token: number for number, token in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=list(merges)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.add_special_tokens(list(control))
     path.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(path / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, "eos_token": eos}
     settings = {key: value for key, value in settings.items() if value}
-    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", **settings}))
+    return vocabulary
+
+
+def make_folder(path, template=PLAIN, eos="<eos>", **files):
+    """A model's folder with a few special tokens."""
+    write_tokenizer(path, SPECIAL, chat_template=template, eos_token=eos)
     for name, content in files.items():
         (path / f"{name}.json").write_text(json.dumps(content))
     return path
@@ -50,126 +56,62 @@ def shown(chat, problem=TASK, system=RULE):
     return chat.tokenizer.decode(chat.render(problem, system))
 
 
-def test_render_puts_system_then_user_then_opens_the_answer(tmp_path):
-    chat = Chat(make_folder(tmp_path))
+def test_prompts_open_the_answer_and_decoding_drops_only_the_final_end(tmp_path):
+    chat = Chat(make_folder(tmp_path, generation_config={"eos_token_id": [7, 1]}, config={"eos_token_id": 1}))
+    assert chat.eos_id == 1 and chat.stop_ids == (1, 7)
     assert shown(chat, "2+3?", "be brief") == "<system>be brief<eos><user>2+3?<eos><assistant>"
     assert shown(chat, "2+3?", "") == "<user>2+3?<eos><assistant>"
-
-
-def test_decode_keeps_reasoning_visible_and_drops_only_the_final_end(tmp_path):
-    chat = Chat(make_folder(tmp_path))
     text = "<think>\n2 + 3 , é 中</think>\n\\boxed{5}"
     assert chat.decode([*chat.encode(text), chat.eos_id]) == chat.decode(chat.encode(text)) == text
     assert chat.decode([chat.eos_id, *chat.encode("x")]) == "<eos>x" and chat.decode([]) == ""
 
 
-def test_stop_tokens_come_from_tokenizer_and_generation_settings(tmp_path):
-    chat = Chat(make_folder(tmp_path, generation_config={"eos_token_id": [7, 1]}, config={"eos_token_id": 1}))
-    assert chat.eos_id == 1 and chat.stop_ids == (1, 7)
-
-
-def test_template_that_opens_the_reasoning_is_noticed(tmp_path):
-    chat = Chat(make_folder(tmp_path / "a", PLAIN + "<think>{{ '\n' }}"))
+def test_a_template_that_opens_the_reasoning_is_noticed(tmp_path, monkeypatch):
+    chat, plain = Chat(make_folder(tmp_path / "a", PLAIN + "<think>{{ '\n' }}")), Chat(make_folder(tmp_path / "b"))
     assert chat.think_prefix == "<think>\n"
     for text in ("<think>\nx</think>y", "<think>x</think>y", "x</think>y"):
         assert chat.decode(chat.encode_completion(text)) == "x</think>y", "opened once, by the template"
-    plain = Chat(make_folder(tmp_path / "b"))
     assert plain.think_prefix == "" and plain.decode(plain.encode_completion("<think>x")) == "<think>x"
-
-
-def test_control_tokens_for_reasoning_are_found(tmp_path, monkeypatch):
-    assert Chat(make_folder(tmp_path / "a")).think_ids is None
+    lone = Chat(tmp_path / "b", PLAIN + "</think>")
+    assert lone.think_prefix == "<think></think>" and lone.encode_completion("<think></think>5") == lone.encode("5")
+    begin = "{% if add_generation_prompt %}<assistant><think>Well, {% endif %}"
+    begun = Chat(tmp_path / "b", PLAIN.replace("<assistant>", begin))
+    assert begun.think_prefix == "<think>Well, " and not begun.think_closed
+    assert plain.think_ids is None
     monkeypatch.setattr(__name__ + ".SPECIAL", [*SPECIAL, "[THINK]", "[/THINK]"])
-    chat = Chat(make_folder(tmp_path / "b", PLAIN + "[THINK]"))
+    chat = Chat(make_folder(tmp_path / "c", PLAIN + "[THINK]"))
     assert chat.think_ids == tuple(chat.encode("[THINK][/THINK]")) and chat.think_prefix == "[THINK]"
 
 
-@pytest.mark.parametrize(
-    ("template", "eos", "message"),
-    [("", "<eos>", "has no chat template"), (PLAIN.replace("<eos>", ""), "", "no end-of-sequence token")],
-)
-def test_folder_without_template_or_end_is_refused(tmp_path, template, eos, message):
+@pytest.mark.parametrize(("template", "eos", "message"), [
+    ("", "<eos>", "has no chat template"), (PLAIN.replace("<eos>", ""), "", "no end-of-sequence token"),
+])  # fmt: skip
+def test_a_folder_without_template_end_or_tokenizer_is_refused(tmp_path, template, eos, message):
+    with pytest.raises(ModelError, match="no usable tokenizer"):
+        Chat(tmp_path)
     with pytest.raises(ModelError, match=message):
         Chat(make_folder(tmp_path, template, eos))
 
 
-def test_folder_without_tokenizer_is_refused(tmp_path):
-    with pytest.raises(ModelError, match="no usable tokenizer"):
-        Chat(tmp_path)
-
-
-def test_magistral_prompt_asks_for_all_that_the_reward_checks():
-    asked = ["<think>", "</think>", r"\boxed{", "language of the task", "Markdown", "LaTeX", "as casual and as long"]
-    text = system_prompt("magistral")
-    assert [words for words in asked if words not in text] == [] and "\\\n" not in text
+def test_prompts_ask_for_all_that_rewards_check_and_every_language_for_itself():
+    words = ["<think>", "</think>", r"\boxed{", "language of the task", "Markdown", "LaTeX", "as casual and as long"]
+    assert [word for word in words if word not in system_prompt("magistral")] == []
     code = system_prompt("magistral", verifier_of("code").form)
-    assert "```python" in code and r"\boxed" not in code and "{" not in code
+    assert "```python" in code and r"\boxed" not in code and "{" not in code and "\\\n" not in code
     assert system_prompt("") == "" and system_prompt("my own") == "my own"
-
-
-def test_every_language_asks_for_reasoning_in_itself():
     assert list(LANGUAGES) == ["en", "fr", "de", "es", "it", "ru", "zh"]
     assert len({language.request for language in WITH_REQUEST.values()}) == len(WITH_REQUEST) == 17
-    assert with_request("2+3?", "fr") == "2+3?\n\nRéfléchis et réponds en français."
-    assert with_request("2+3?", "") == "2+3?"
+    assert with_request("2+3?", "fr") == "2+3?\n\nRéfléchis et réponds en français." and with_request("x", "") == "x"
 
 
-def test_plain_text_leaves_the_tokenizer_of_other_threads_alone(tmp_path):
-    """To change the shared one waits for every thread that uses it, and holds Python meanwhile."""
-    chat = Chat(make_folder(tmp_path))
-    plain = chat.encode_plain("a<eos>b")
-    assert not chat.tokenizer.backend_tokenizer.encode_special_tokens
-    assert chat.eos_id not in plain and chat.decode(plain) == "a<eos>b"
-    assert chat.encode("a<eos>b")[1] == chat.eos_id
+def odd(kind):
+    """Templates of this kind."""
+    return pytest.mark.parametrize("row", read_table("shared/odd_templates", kind=kind), ids=lambda row: row["name"])
 
 
-def test_no_added_token_can_be_spelled_and_blank_lines_are_none(tmp_path):
-    """Tokenizers split those that they call special; Qwen's <think> and <tool_call> are none of these."""
-    chat = Chat(make_folder(tmp_path))
-    chat.tokenizer.add_tokens(["<tool_call>", "call>", "\n\n", "  "])
-    chat = Chat(save(chat, tmp_path / "more"))
-    text = "a <tool_call> b<think>call>"
-    ids = chat.encode_plain(text)
-    assert chat.tokenizer.decode(ids) == text and max(ids) < len(SPECIAL) + 256
-    assert not {chat.encode(token)[0] for token in ("<tool_call>", "<think>", "call>")} & set(ids)
-    assert chat.encode_plain("a\n\nb  c") == chat.encode("a\n\nb  c") and len(chat.encode("a\n\nb")) == 3
-
-
-@pytest.mark.parametrize("text", ["2+3?", "a <eos> b", "<think>", "\ue0000\ue001 <eos>"])
-def test_only_what_a_run_writes_itself_can_be_a_control_token(tmp_path, text):
-    """That training renders problems as serving does: test_quoted_texts.py."""
-    from trainer.data.data_source import PromptFormat
-
-    chat = Chat(make_folder(tmp_path))
-    think, ids = chat.encode("<think>")[0], PromptFormat(chat, Data(system_prompt="Be brief.")).render(text)
-    assert text in chat.tokenizer.decode(ids) and ids.count(chat.eos_id) == 2 and think not in ids
-    written = PromptFormat(chat, Data(system_prompt="", templates={"math": "<think>{problem}"})).render(text)
-    assert written.count(think) == 1
-
-
-IF = PLAIN.replace("<{{", "{% if CONDITION %}<{{").replace("<eos>", "<eos>{% endif %}")
-NO_SYSTEM = IF.replace("CONDITION", "m['role'] != 'system'")
-STRICT_SYSTEM = "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
-SWITCHED = STRICT_SYSTEM.replace("%}{{ raise_exception('no system role') }}", "and enable_system %}<system>x<eos>")
-PARTS = "{% for m in messages %}<{{ m['role'] }}>{% for c in m['content'] %}{% if c['type'] == 'text' %}{{ c['text'] }}"
-PARTS += "{% endif %}{% endfor %}<eos>{% endfor %}<assistant>"
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        NO_SYSTEM,
-        STRICT_SYSTEM + PLAIN,
-        IF.replace("CONDITION", "m['role'] in ['developer', 'user', 'assistant']"),
-        IF.replace("CONDITION", "m['role'] != 'system' or tools"),
-        IF.replace("CONDITION", "m['role'] != 'system' or messages|length == 2"),
-        IF.replace("CONDITION", "not loop.first or m['role'] != 'system'"),
-        "<system>You are kind.<eos>" + NO_SYSTEM,
-        SWITCHED + NO_SYSTEM,
-    ],
-)
-def test_a_system_prompt_that_the_template_does_not_take_stands_before_the_users_words(tmp_path, template):
-    chat = Chat(make_folder(tmp_path, template))
+@odd("no system role")
+def test_a_system_prompt_that_the_template_does_not_take_stands_before_the_users_words(tmp_path, row):
+    chat = Chat(make_folder(tmp_path, row["template"]))
     text = shown(chat)
     assert text.endswith(f"<user>{RULE}\n\n{TASK}<eos><assistant>") and text.count(RULE) == 1
     assert "no system role" in chat.describe()
@@ -178,51 +120,32 @@ def test_a_system_prompt_that_the_template_does_not_take_stands_before_the_users
     assert chat.render_turns(turns).endswith(f"<user>{RULE}\n\nA<eos><assistant>B<eos><user>C<eos><assistant>")
 
 
-@pytest.mark.parametrize(
-    "template", [PARTS, PARTS.replace("m['content'] %}", "m['content'] if m['role'] != 'system' %}")]
-)
-def test_contents_are_lists_where_the_template_wants_them(tmp_path, template):
-    chat = Chat(make_folder(tmp_path, template))
+@odd("lists")
+def test_contents_are_lists_where_the_template_wants_them(tmp_path, row):
+    chat = Chat(make_folder(tmp_path, row["template"]))
     assert TASK in shown(chat) and RULE in shown(chat)
     assert "first" in chat.tokenizer.decode([*chat.render("first", ""), *chat.bridge([("user", "second")])])
 
 
-@pytest.mark.parametrize(
-    ("template", "lost"),
-    [
-        *((PLAIN.replace("m['content']", content), "the system prompt and what the user says") for content in (
-            "m['content'][:12]", "m['content']|lower", "m['content']|e", "m['content']|tojson",
-            "m['content'].split('\n')[0]", "m['content']|replace('\n', ' ')", "m['text']", "m['content']|striptags",
-        )),
-        ("<user>{{ messages[0]['content'] }}<eos><assistant>", "earlier turns of the assistant"),
-        ("<user>{{ messages[-1]['content'] }}<eos><assistant>", "the system prompt, what the user says and earlier"),
-        (PLAIN.replace("in messages", "in messages|reverse"), "earlier turns of the assistant and what the user says"),
-        (IF.replace("CONDITION", "m['role'] != 'assistant'"), "earlier turns of the assistant"),
-        (IF.replace("CONDITION", "loop.last"), "the system prompt, what the user says and earlier turns"),
-        ("<assistant>", "the system prompt and what the user says"),
-    ],
-)  # fmt: skip
-def test_a_template_that_loses_changes_or_turns_texts_is_refused_by_name(tmp_path, template, lost):
-    with pytest.raises(ModelError, match=rf"loses or changes {lost}.*model\.chat_template"):
-        Chat(make_folder(tmp_path, template))
+@odd("loses")
+def test_a_template_that_loses_changes_or_turns_texts_is_refused_by_name(tmp_path, row):
+    with pytest.raises(ModelError, match=rf"loses or changes {row['lost']}.*model\.chat_template"):
+        Chat(make_folder(tmp_path, row["template"]))
 
 
 def test_each_prompt_is_looked_at_since_templates_leave_out_by_conditions(tmp_path):
-    long = "A long task. " * 20
-    chat = Chat(make_folder(tmp_path / "a", IF.replace("CONDITION", "m['content']|length < 200")))
+    long, only_if = "A long task. " * 20, "{% for m in messages if CONDITION %}"
+    short = PLAIN.replace("{% for m in messages %}", only_if.replace("CONDITION", "m['content']|length < 200"))
+    chat = Chat(make_folder(tmp_path, short))
     assert "A task" in shown(chat, "A task")
     with pytest.raises(ModelError, match="loses or changes what the user says"):
         chat.render(long, RULE)
-    template = IF.replace("CONDITION", "m['role'] != 'system' or m['content']|length < 200")
-    chat = Chat(make_folder(tmp_path / "b", template))
+    chat = Chat(tmp_path, short.replace("if m", "if m['role'] != 'system' or m"))
     assert shown(chat, "A task", long) == f"<user>{long}\n\nA task<eos><assistant>"
     assert shown(chat, "A task") == f"<system>{RULE}<eos><user>A task<eos><assistant>"
-
-
-def test_a_template_of_a_single_turn_is_no_loss(tmp_path):
     single = "{% if messages|length > 2 %}{{ raise_exception('one turn only') }}{% endif %}" + PLAIN
-    chat = Chat(make_folder(tmp_path, single))
-    assert TASK in shown(chat)
+    chat = Chat(tmp_path, single)
+    assert TASK in shown(chat), "a template of a single turn loses nothing"
     with pytest.raises(ModelError, match="one turn only"):
         chat.bridge([("user", "more")])
 
@@ -232,34 +155,21 @@ def ending(text):
     return PLAIN.replace("<eos>", text)
 
 
-@pytest.mark.parametrize(
-    ("template", "stops", "end", "adds"),
-    [
-        (ending("<turn>\n"), [1, 7], "<turn>", False),
-        (ending(" <eos>"), [1], "<eos>", False),
-        (ending("<turn>\n"), [1], "<turn>", True),
-        (ending(""), [1, 2], "<user>", False),
-        (ending("\n"), [1], "<eos>", False),
-        (ending("{% if loop.last %}<eos>{% else %}<turn>{% endif %}"), [1, 7], "<turn>", False),
-        (ending("</s>\n"), [1], "<eos>", False),
-    ],
-    ids=["Gemma", "Llama 2", "ChatML of a base model", "GLM", "nothing", "the last otherwise", "letters"],
-)
-def test_a_turn_ends_with_what_the_template_puts_behind_it(tmp_path, template, stops, end, adds):
-    chat = Chat(make_folder(tmp_path, template, generation_config={"eos_token_id": stops}))
-    assert chat.tokenizer.convert_ids_to_tokens(chat.eos_id) == end
-    assert chat.adds_stop is adds and set(chat.stop_ids) == {*stops, chat.eos_id}
-    assert [end in line for line in chat.warnings] == [True] * (adds or "</s>" in template)
+@odd("ends")
+def test_a_turn_ends_with_what_the_template_puts_behind_it(tmp_path, row):
+    chat = Chat(make_folder(tmp_path, row["template"], generation_config={"eos_token_id": row["stops"]}))
+    assert chat.tokenizer.convert_ids_to_tokens(chat.eos_id) == row["end"]
+    assert chat.adds_stop is row["adds"] and set(chat.stop_ids) == {*row["stops"], chat.eos_id}
+    assert [row["end"] in line for line in chat.warnings] == [True] * (row["adds"] or "</s>" in row["template"])
 
 
 def test_turns_are_bridged_where_the_template_ends_none(tmp_path):
     """The end is the model's own then, and all that the template writes follows it."""
-    chat = Chat(make_folder(tmp_path / "a", ending("\n\n")))
+    chat = Chat(make_folder(tmp_path, ending("\n\n")))
     episode = [*chat.encode("one"), chat.eos_id, *chat.bridge([("user", "two")])]
     assert chat.tokenizer.decode(episode) == "one<eos>\n\n<user>two\n\n<assistant>"
-    chat = Chat(make_folder(tmp_path / "b", ending("</s>")))
     with pytest.raises(ModelError, match="ends a turn of the assistant with '</s>"):
-        chat.bridge([("user", "two")])
+        Chat(tmp_path, ending("</s>")).bridge([("user", "two")])
 
 
 STRICT = (
@@ -267,7 +177,7 @@ STRICT = (
     "{% for m in rest %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('in turn!') }}"
     "{% endif %}{% endfor %}" + PLAIN
 )
-RESULT = "<tool_response>\n2\n</tool_response>"
+WITH_TOOL = "<user>0<eos><assistant>1<eos><user><tool_response>\n2\n</tool_response>\n\n3<eos><assistant>"
 
 
 def test_turns_of_one_role_are_joined_where_the_template_wants_them_in_turn(tmp_path):
@@ -278,17 +188,16 @@ def test_turns_of_one_role_are_joined_where_the_template_wants_them_in_turn(tmp_
         return chat.tokenizer.decode(PromptRenderer(chat, "").render(turns, ""))
 
     assert "joined" in chat.describe() and "joined" not in free.describe()
-    with_tool = f"<user>0<eos><assistant>1<eos><user>{RESULT}\n\n3<eos><assistant>"
     assert text("user user") == "<user>0\n\n1<eos><assistant>"
     assert text("user user", free) == "<user>0<eos><user>1<eos><assistant>"
-    assert text("user assistant tool user") == with_tool
+    assert text("user assistant tool user") == WITH_TOOL
     assert text("user assistant assistant user") == "<user>0<eos><assistant>1\n\n2<eos><user>3<eos><assistant>"
     assert text("user system user") == "<system>1<eos><user>0\n\n2<eos><assistant>"
     with pytest.raises(ModelError, match="the first turn is the assistant's.*wants the user's first"):
         text("assistant user")
     assert text("assistant user", free) == "<assistant>0<eos><user>1<eos><assistant>"
     between = chat.bridge([("tool", "2"), ("user", "3")])
-    assert chat.tokenizer.decode([*chat.render("0", ""), *chat.encode("1"), chat.eos_id, *between]) == with_tool
+    assert chat.tokenizer.decode([*chat.render("0", ""), *chat.encode("1"), chat.eos_id, *between]) == WITH_TOOL
 
 
 THINKING = PLAIN + "{% if enable_thinking %}<think>{% else %}<think>{{ '\n\n' }}</think>{{ '\n\n' }}{% endif %}"
@@ -305,58 +214,52 @@ def test_arguments_of_the_template_open_and_close_the_reasoning(tmp_path):
     for name in ("enable_thinkng", "messages", "add_generation_prompt", "eos_token", "tools"):
         with pytest.raises(ModelError, match=f"reads no argument '{name}'"):
             Chat(folder, PLAIN, {name: True})
-    lone = Chat(folder, PLAIN + "</think>")
-    assert lone.think_prefix == "<think></think>" and lone.encode_completion("<think></think>5") == lone.encode("5")
-    begin = "{% if add_generation_prompt %}<assistant><think>Well, {% endif %}"
-    begun = Chat(folder, PLAIN.replace("<assistant>", begin))
-    assert begun.think_prefix == "<think>Well, " and not begun.think_closed
 
 
 def test_a_run_gives_its_model_a_template_and_the_export_keeps_it(tmp_path):
-    from trainer.export import note_training
-
     folder = make_folder(tmp_path / "base", template="", config={"eos_token_id": 1})
-    file, text = tmp_path / "template.jinja", ending("<turn>")
-    file.write_text(text)
+    text = ending("<turn>")
+    (tmp_path / "template.jinja").write_text(text)
     (tmp_path / "template.json").write_text(json.dumps({"chat_template": text}))
-    for template in (str(file), text, str(tmp_path / "template.json")):
-        config = Config.model_validate({"model": {"chat_template": template}, "data": {"system_prompt": ""}})
-        chat = Chat.of_run(folder, config)
+
+    def run(template):
+        return Config.model_validate({"model": {"chat_template": str(template)}, "data": {"system_prompt": ""}})
+
+    for template in (tmp_path / "template.jinja", text, tmp_path / "template.json"):
+        chat = Chat.of_run(folder, run(template))
         assert chat.describe() == "model.chat_template; a turn ends with <turn>" and chat.stop_ids == (1, 7)
-    note_training(config, folder, 3)
+    note_training(run(text), folder, 3)
     later = Chat(folder)
     assert later.render(TASK, RULE) == chat.render(TASK, RULE)
     assert later.stop_ids == chat.stop_ids and not later.adds_stop, "another server ends turns there too"
     with pytest.raises(ConfigError, match=r"model\.chat_template = '.*gone\.jinja' is no template"):
-        Chat.of_run(folder, Config.model_validate({"model": {"chat_template": str(tmp_path / "gone.jinja")}}))
+        Chat.of_run(folder, run(tmp_path / "gone.jinja"))
 
 
-@pytest.mark.parametrize(
-    ("train", "demonstrations", "base", "asks", "blanks"),
-    [
-        ("plain", "plain", "", False, ("", "", "")),  # as its demonstrations write the tags
-        ("asking", "plain", "", True, ("", "", "")),
-        ("plain", "asking", "", True, ("", "", "")),
-        ("plain", "plain", "asks", True, ("", "", "")),  # the model that it began with learned it
-        ("plain", "plain", "damaged", False, ("", "", "")),
-        ("plain", "usual", "", False, ("\n", "\n", "\n\n")),
-    ],
-)
+ROW = {"problem": "1+1?", "answer": "2", "completion": "<think>.</think>2"}
+DEMONSTRATIONS = {
+    "plain": [ROW, ROW], "asking": [ROW, ROW | {"reasoning_language": "de"}],
+    "usual": [ROW | {"completion": "<think>\nSo.\n</think>\n\n2"}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("train", "demonstrations", "base", "asks", "blanks"), [
+    ("plain", "plain", "", False, ("", "", "")),  # as its demonstrations write the tags
+    ("asking", "plain", "", True, ("", "", "")),
+    ("plain", "asking", "", True, ("", "", "")),
+    ("plain", "plain", "asks", True, ("", "", "")),  # the model that it began with learned it
+    ("plain", "plain", "damaged", False, ("", "", "")),
+    ("plain", "usual", "", False, ("\n", "\n", "\n\n")),
+])  # fmt: skip
 def test_an_export_tells_whether_its_training_asked_for_languages(tmp_path, train, demonstrations, base, asks, blanks):
-    from trainer.export import note_training
-
-    row = {"problem": "1+1?", "answer": "2", "completion": "<think>.</think>2"}
-    usual, asking = row | {"completion": "<think>\nSo.\n</think>\n\n2"}, row | {"reasoning_language": "de"}
-    for name, rows in {"plain": [row, row], "asking": [row, asking], "usual": [usual]}.items():
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    for name, rows in DEMONSTRATIONS.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {"data": {"train": f"{tmp_path}/{train}.jsonl"}}
+    settings["sft"] = {"demonstrations": f"{tmp_path}/{demonstrations}.jsonl"}
     if base:
-        make_folder(tmp_path / base)
         card = {"run": "r", "version": 1, "system_prompt": "", "language_requests": True}
-        (tmp_path / base / "maestrale.json").write_text(json.dumps(card) if base == "asks" else "{")
-    settings = {
-        "model": {"path": str(tmp_path / base) if base else ""}, "data": {"train": f"{tmp_path}/{train}.jsonl"},
-        "sft": {"demonstrations": f"{tmp_path}/{demonstrations}.jsonl"},
-    }  # fmt: skip
+        (make_folder(tmp_path / base) / "maestrale.json").write_text(json.dumps(card) if base == "asks" else "{")
+        settings["model"] = {"path": str(tmp_path / base)}
     note_training(Config.model_validate(settings), make_folder(tmp_path / "exported"), 1)
     card = read_card(tmp_path / "exported")
     assert card.language_requests is asks and card.tag_blanks == blanks

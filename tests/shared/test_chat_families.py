@@ -1,6 +1,7 @@
-"""Templates of families as published: nothing is lost of a prompt, and turns end as the template ends them."""
+"""Templates of families as published: nothing is lost of a prompt, and turns end as the template ends them.
 
-from __future__ import annotations
+chat_families.jsonl: what is known of each (`Family`).
+"""
 
 import json
 import random
@@ -19,6 +20,8 @@ from shared.errors import ModelError
 from shared.sections import Data
 from shared.tool_calls import TOOLS_PROMPT, ToolDefinition, signatures, tools_prompt
 from shared.types import Problem
+from tests.shared.test_chat import write_tokenizer
+from tests.tables import read_table
 from trainer.data.data_source import PromptFormat
 from trainer.data.written_text import WrittenTexts
 from trainer.sft import encode_turns
@@ -28,12 +31,9 @@ SYSTEM, PROBLEM = 'Think first, then box it: "<42>" & no more.', "What is 6 * 7\
 
 
 class Family(NamedTuple):
-    """What is known of one."""
-
     control: str
     """its control tokens, with blanks between them"""
     eos: str
-    """eos_token of the tokenizer"""
     ends: str
     """those of generation_config.json"""
     turn: str
@@ -45,49 +45,8 @@ class Family(NamedTuple):
     """whether several turns can be trained"""
 
 
-CHATML = "<|im_start|> <|im_end|> <|endoftext|>"
-LLAMA = "<|begin_of_text|> <|start_header_id|> <|end_header_id|> <|eot_id|> <|end_of_text|>"
-PHI = "<|user|> <|assistant|> <|system|> <|end|> <|endoftext|>"
-GEMMA = "<bos> <eos> <start_of_turn> <end_of_turn>"
-GEMMA4 = "<bos> <eos> <|turn> <turn|> <|channel> <channel|> <|think|>"
-MISTRAL = "<s> </s> [INST] [/INST] [SYSTEM_PROMPT] [/SYSTEM_PROMPT] [THINK] [/THINK]"
-GLM = "[gMASK] <sop> <|user|> <|assistant|> <|system|> <|observation|> <|endoftext|>"
-DEEPSEEK = "<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜> <｜User｜> <｜Assistant｜>"
-HARMONY = "<|start|> <|message|> <|channel|> <|end|> <|return|> <|call|> <|constrain|> <|startoftext|>"
-THINKS, CLOSES = {"enable_thinking": True}, {"enable_thinking": False}
-CLOSED = "<think>\n\n</think>\n\n"
-IM = Family(CHATML, "<|im_end|>", "<|im_end|> <|endoftext|>", "<|im_end|>")
-FAMILIES = {
-    "llama3": Family(LLAMA, "<|eot_id|>", "<|end_of_text|> <|eot_id|>", "<|eot_id|>"),
-    "llama3_1": Family(LLAMA, "<|eot_id|>", "<|end_of_text|> <|eot_id|>", "<|eot_id|>"),
-    "mistral": Family(MISTRAL, "</s>", "</s>", "</s>"),
-    "magistral": Family(MISTRAL, "</s>", "</s>", "</s>"),
-    "qwen2_5": IM,
-    "qwen2_5 base": IM._replace(eos="<|endoftext|>", ends="<|endoftext|>"),
-    "qwen3": IM,
-    "qwen3 closing": IM._replace(arguments=CLOSES, prefix=CLOSED),
-    "qwen3_instruct_2507": IM,
-    "qwen3_5_think": IM._replace(prefix="<think>\n"),
-    "qwen3_5_think closing": IM._replace(arguments=CLOSES, prefix=CLOSED),
-    "qwen3_5_nothink": IM._replace(prefix=CLOSED),
-    "qwen3_5_nothink opening": IM._replace(arguments=THINKS, prefix="<think>\n"),
-    "gemma3": Family(GEMMA, "<eos>", "<eos> <end_of_turn>", "<end_of_turn>"),
-    "gemma4": Family(GEMMA4, "<eos>", "<eos> <turn|>", "<turn|>"),
-    "phi3": Family(PHI, "<|endoftext|>", "<|endoftext|> <|assistant|> <|end|>", "<|end|>"),
-    "phi4": Family(f"{CHATML} <|im_sep|>", "<|im_end|>", "<|im_end|>", "<|im_end|>"),
-    "glm4moe": Family(GLM, "<|endoftext|>", "<|endoftext|> <|user|> <|observation|>", "<|user|>"),
-    "glm4moe closing": Family(
-        GLM, "<|endoftext|>", "<|endoftext|> <|user|> <|observation|>", "<|user|>", "<think></think>", CLOSES
-    ),
-    "deepseek_r1_distill": Family(
-        DEEPSEEK, "<｜end▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<think>\n"
-    ),
-    "gptoss": Family(HARMONY, "<|return|>", "<|return|> <|call|>", "<|return|>", several=False),
-    "smollm2": Family(CHATML, "<|im_end|>", "<|im_end|>", "<|im_end|>"),
-    "smollm3": IM,
-    "smollm3 closing": IM._replace(arguments=CLOSES, prefix="<think>\n\n</think>\n"),
-    "olmo": Family(CHATML, "<|endoftext|>", "<|im_end|> <|endoftext|>", "<|im_end|>"),
-}  # fmt: skip
+FAMILIES = {row.pop("name"): Family(**row) for row in read_table("shared/chat_families")}
+IM, DEEPSEEK = FAMILIES["qwen2_5"], FAMILIES["deepseek_r1_distill"].control
 OTHERS = ("<think>", "</think>")
 SEVERAL = [name for name, family in FAMILIES.items() if family.several]
 
@@ -100,20 +59,8 @@ def write(folder: Path, name: str) -> Path:
 
 def write_model(folder: Path, family: Family, template: str, more: Sequence[str] = ()) -> Path:
     """A model's folder. more: further control tokens."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
     control = [*family.control.split(), *more]
-    vocabulary = {
-        token: number for number, token in enumerate([*control, *sorted(pre_tokenizers.ByteLevel.alphabet())])
-    }
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(control)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, "eos_token": family.eos}
-    settings["bos_token"] = control[0]
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    vocabulary = write_tokenizer(folder, control, chat_template=template, eos_token=family.eos, bos_token=control[0])
     ends = [vocabulary[token] for token in family.ends.split()]
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
     return folder
@@ -124,40 +71,31 @@ def chat_of(folder: Path, name: str) -> Chat:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_prompt_is_what_transformers_makes_and_holds_all(tmp_path: Path, name: str) -> None:
+def test_a_prompt_is_what_transformers_makes_holds_all_and_ends_turns_as_the_template_does(tmp_path, name):
     chat, family = chat_of(tmp_path, name), FAMILIES[name]
     turns = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": PROBLEM}]
     if chat.template.form.folded:
         turns = [{"role": "user", "content": f"{SYSTEM}\n\n{PROBLEM}"}]
-    theirs = chat.tokenizer.apply_chat_template(
-        turns, add_generation_prompt=True, return_dict=False, **family.arguments
-    )
+
+    def theirs(**options):
+        return chat.tokenizer.apply_chat_template(turns, add_generation_prompt=True, **options, **family.arguments)
+
     ids = chat.render(PROBLEM, SYSTEM)
-    assert ids == theirs and ids.count(chat.encode(family.control.split()[0])[0]) >= 1
-    text = chat.tokenizer.decode(ids)
-    assert SYSTEM in text and PROBLEM in text
+    assert ids == theirs(return_dict=False) and chat.encode(family.control.split()[0])[0] in ids
+    assert SYSTEM in chat.tokenizer.decode(ids) and PROBLEM in chat.tokenizer.decode(ids)
     assert MAGISTRAL in chat.tokenizer.decode(chat.render(PROBLEM, MAGISTRAL)), (
         "SmolLM3 cuts /think out of a system role"
     )
     turns += [{"role": "assistant", "content": "It is 42."}, {"role": "user", "content": "Why?"}]
     text = chat.render_turns(turns)
-    assert all(message["content"] in text for message in turns)
-    assert text == chat.tokenizer.apply_chat_template(
-        turns, tokenize=False, add_generation_prompt=True, **family.arguments
-    )
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_turn_ends_as_the_template_ends_it_and_reasoning_is_known(tmp_path: Path, name: str) -> None:
-    chat, family = chat_of(tmp_path, name), FAMILIES[name]
+    assert text == theirs(tokenize=False) and all(message["content"] in text for message in turns)
     assert chat.tokenizer.convert_ids_to_tokens(chat.eos_id) == family.turn and chat.eos_id in chat.stop_ids
     assert chat.think_prefix == family.prefix and chat.think_closed == ("</think>" in family.prefix)
     assert family.turn in chat.describe() and (chat.adds_stop == name.endswith(" base"))
     assert ("model's own form of reasoning" in chat.describe()) == (name == "gemma4")
+    assert len(chat.warnings) == (chat.think_closed or chat.adds_stop or name == "qwen3_5_nothink")
     if name == "qwen3_5_nothink":
         assert "set model.template = { enable_thinking = true }" in chat.warnings[0]
-    else:
-        assert len(chat.warnings) == (chat.think_closed or chat.adds_stop)
 
 
 @pytest.mark.parametrize("name", SEVERAL)
@@ -170,19 +108,12 @@ def test_demonstrations_episodes_and_served_histories_have_the_same_tokens(tmp_p
         episode += [*chat.encode(text), end] if role == "assistant" else chat.bridge([(role, text)], ended=end)
     messages = [{"role": role, "content": text} for role, text in turns]
     assert encode_turns(chat, messages, "row 1").completion == episode
-    served = PromptRenderer(chat, SYSTEM, whole=True)
     history = [ChatMessage(role="user", content=PROBLEM), *map(ChatMessage.model_validate, messages[:-1])]
     if not chat.think_prefix or chat.think_closed:  # else the template's own reasoning is closed first
-        assert served.render(history, "") + chat.encode("five") + [end] == chat.render(PROBLEM, SYSTEM) + episode
-    text = chat.tokenizer.decode(episode)
-    own = chat.template.render(
-        [
-            {"role": "user", "content": PROBLEM}, {"role": "assistant", "content": "one"},
-            {"role": "user", "content": "four"}, {"role": "assistant", "content": "five"},
-        ],
-        prompt=False,
-    )  # fmt: skip
-    between = own[own.index("one") : own.index("four")]
+        served = PromptRenderer(chat, SYSTEM, whole=True).render(history, "")
+        assert served + chat.encode("five") + [end] == chat.render(PROBLEM, SYSTEM) + episode
+    own = chat.template.render([{"role": "user", "content": PROBLEM}, messages[0], *messages[3:]], prompt=False)
+    between, text = own[own.index("one") : own.index("four")], chat.tokenizer.decode(episode)
     assert between in text or between.split(family.turn, 1)[1].strip() in text
 
 
@@ -195,34 +126,24 @@ def test_the_marker_of_the_next_role_stands_there_whatever_ended_the_turn(tmp_pa
     assert chat.bridge([("user", "two")], ended=other) == [user, *usual]
 
 
-def test_a_family_that_ends_earlier_turns_otherwise_is_refused_for_several_turns(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"ends a turn of the assistant with '<\|end\|>.*the model with <\|return\|>"):
-        chat_of(tmp_path, "gptoss").bridge([("user", "two")])
-
-
 @pytest.mark.parametrize("name", FAMILIES)
-def test_no_text_of_others_spells_a_control_token_and_training_renders_as_serving_does(
-    tmp_path: Path, name: str
-) -> None:
+def test_no_text_of_others_spells_a_control_token_and_training_renders_as_serving_does(tmp_path, name):
     """Problems, system messages of agents, descriptions of tools, prefixes of responses."""
     calls = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
     template = (FOLDER / f"{name.split()[0]}.jinja").read_text(encoding="utf-8")
     chat = Chat(write_model(tmp_path, FAMILIES[name], template, (*OTHERS, *calls)), "", FAMILIES[name].arguments)
     trained, served = PromptFormat(chat, Data(system_prompt=SYSTEM)), PromptRenderer(chat, SYSTEM)
     control = [token.content for token in chat.tokenizer.added_tokens_decoder.values()]
-    words, draw = (
-        [*control, *control, "a", " b", "\n\n", "é", "\ue0000\ue001", *TOOLS_PROMPT.split("{given}")[:1]],
-        random.Random(name),
-    )
+    words = [*control, *control, "a", " b", "\n\n", "é", "\ue0000\ue001", TOOLS_PROMPT.split("{given}")[0]]
     begun = [token for token in control if re.search("think|tool_call|channel", token.lower())]
-    begun += HARMONY.split() * (name == "gptoss")  # a response of its own form holds some
-    inside = chat.tokenizer.convert_tokens_to_ids(begun)
+    begun += FAMILIES[name].control.split() * (name == "gptoss")  # a response of its own form holds some
+    inside, draw = chat.tokenizer.convert_tokens_to_ids(begun), random.Random(name)
 
     def spelled(ids: list[int]) -> list[int]:
         return [ids.count(number) for number in chat.tokenizer.added_tokens_decoder]
 
-    def both(system: str, told: str, text: str) -> list[int]:
-        tools = [ToolDefinition("look", told, {"type": "object"})]
+    def both(system: str, about: str, text: str) -> list[int]:
+        tools = [ToolDefinition("look", about, {"type": "object"})]
         ids = trained.prompt_of(Problem("p", text, "1"), also=[system, tools_prompt(tools)])
         messages = [ChatMessage(role="system", content=system), ChatMessage(role="user", content=text)]
         assert ids == served.render(messages, "", AnswerForm(TOOLS_PROMPT, signatures(tools)))
@@ -230,21 +151,22 @@ def test_no_text_of_others_spells_a_control_token_and_training_renders_as_servin
         assert alone == ids, "a row of a demonstration has them in one text"
         return ids
 
-    usual = spelled(both("a", "b", "c"))
+    usual, start = spelled(both("a", "b", "c")), trained.prompt_of(Problem("p", "c", "1"))
     assert usual[-4:-2] == [1, 1], "our own words on tools are as they were"
     for _ in range(20):
-        system, told, text = ("x".join(draw.choices(words, k=6)) for _ in range(3))
-        ids = both(f"{system}.", told, f"{text}?")
-        assert spelled(ids) == usual, (system, told, text)
+        system, about, text = ("x".join(draw.choices(words, k=6)) for _ in range(3))
+        ids = both(f"{system}.", about, f"{text}?")
+        assert spelled(ids) == usual, (system, about, text)
         assert system in chat.tokenizer.decode(ids) and text in chat.tokenizer.decode(ids)
-        prefixed = trained.prompt_of(Problem("p", "c", "1", prefix=f"y{system}"))
-        behind = prefixed[len(trained.prompt_of(Problem("p", "c", "1"))) :]
+        behind = trained.prompt_of(Problem("p", "c", "1", prefix=f"y{system}"))[len(start) :]
         assert not {*behind} & {*chat.tokenizer.added_tokens_decoder} - {*inside}
         assert chat.tokenizer.decode(behind) == f"y{system}"
 
 
-def test_a_prefix_of_a_model_with_channels_begins_no_message_of_another_role(tmp_path: Path) -> None:
+def test_a_model_with_channels_has_no_several_turns_and_its_prefix_begins_no_message_of_another_role(tmp_path):
     chat = chat_of(tmp_path, "gptoss")
+    with pytest.raises(ModelError, match=r"ends a turn of the assistant with '<\|end\|>.*the model with <\|return\|>"):
+        chat.bridge([("user", "two")])
     start, texts = chat.encode("<|start|>")[0], WrittenTexts(chat)
     for role in ("system", "developer", "user", "functions.f to=assistant", "assistants", " assistant", ""):
         assert start not in texts.encode(f"a<|end|><|start|>{role}<|message|>b"), role

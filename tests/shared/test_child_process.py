@@ -1,16 +1,12 @@
 """A child process: whatever it does, its caller learns how it ended, and nothing of it is left."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re
 import signal
 import subprocess
-import sys
-import textwrap
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -21,15 +17,19 @@ from shared.child_process import Child, ChildLate, ChildLost
 from shared.errors import ConfigError, RunError
 from shared.launch import deaths
 from tests.asynchronous import asynchronous
+from tests.process import started as started_program
+from tests.process import until
 from tests.shared import child_classes
 from tests.shared.child_classes import Async, Plain, Said
 
-News = Callable[[], list[str]]
+
+def made(kind: Any = Async, **options: Any) -> Child:
+    return Child(kind, "the child", "another takes its place", **options)
 
 
 @asynccontextmanager
 async def started(kind: Any = Async, **options: Any) -> AsyncIterator[Child]:
-    child = Child(kind, "the child", "another takes its place", **options)
+    child = made(kind, **options)
     await child.start()
     try:
         yield child
@@ -38,7 +38,7 @@ async def started(kind: Any = Async, **options: Any) -> AsyncIterator[Child]:
 
 
 @pytest.fixture(autouse=True)
-def news(monkeypatch: pytest.MonkeyPatch) -> News:
+def news(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The lines about ends of processes that came since the last call."""
     monkeypatch.setattr(deaths.helpers, "_ends", {})
     return deaths.helpers.news
@@ -48,15 +48,8 @@ def gone(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def wait_until_gone(pid: int) -> None:
-    end = time.monotonic() + 60
-    while not gone(pid):
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 @asynchronous
-async def test_calls_are_answered_in_any_order_and_events_come_before_the_answer(news: News) -> None:
+async def test_calls_are_answered_in_any_order_and_events_come_before_the_answer(news, capfd):
     heard: list[Any] = []
     async with started(on_event=heard.append) as child:
         slow = asyncio.create_task(child.call(Async.wait, 0.5))
@@ -64,12 +57,18 @@ async def test_calls_are_answered_in_any_order_and_events_come_before_the_answer
         assert await asyncio.gather(*squares) == [number * number for number in range(50)]
         await child.call(Async.speak, "hello")
         assert heard == [Said("hello")]
-        assert await slow == "waited"
+        with pytest.raises(RunError, match="the child failed: ValueError: it went wrong"):
+            await child.call(Async.harm, "fail")
+        given_up = asyncio.create_task(child.call(Async.wait, 0.1))
+        await child.call(Async.square, 1)  # it has begun
+        given_up.cancel()
+        assert await slow == await child.call(Async.wait, 0.2) == "waited" and child.alive, "these cost one call each"
     assert news() == [], "it was ended on purpose"
+    assert capfd.readouterr() == ("", "printed\n")
 
 
 @asynchronous
-async def test_calls_without_async_run_one_after_the_other(capfd: pytest.CaptureFixture[str]) -> None:
+async def test_calls_without_async_run_one_after_the_other(capfd):
     async with started(Plain, supervise=False) as child:
         assert await asyncio.gather(*(child.call(Plain.count) for _ in range(5))) == [1, 2, 3, 4, 5]
         with pytest.raises(ChildLost) as lost:
@@ -78,29 +77,15 @@ async def test_calls_without_async_run_one_after_the_other(capfd: pytest.Capture
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize(("fault", "error", "message"), [
+    ("refuse", ConfigError, "^the file is wrong$"), ("raise", RunError, "the child failed: KeyError: 'nothing'"),
+    ("exit", ChildLost, "ended with exit code 7"), ("hang", ChildLate, "no answer after 0.7 s"),
+])  # fmt: skip
 @asynchronous
-async def test_what_it_prints_goes_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
-    async with started():
-        pass
-    assert capfd.readouterr() == ("", "printed\n")
-
-
-@pytest.mark.parametrize(
-    ("fault", "error", "message"),
-    [
-        ("refuse", ConfigError, "^the file is wrong$"),
-        ("raise", RunError, "the child failed: KeyError: 'nothing'"),
-        ("exit", ChildLost, "ended with exit code 7"),
-        ("hang", ChildLate, "no answer after 2 s"),
-    ],
-)
-@asynchronous
-async def test_a_start_that_fails_raises_and_is_not_reported_again(
-    fault: str, error: type[Exception], message: str, news: News
-) -> None:
-    child = Child(Async, "the child", "another takes its place")
+async def test_a_start_that_fails_raises_and_is_not_reported_again(fault, error, message, news):
+    child = made()
     with pytest.raises(error, match=message):
-        await child.start(fault, deadline_s=2.0 if fault == "hang" else None)
+        await child.start(fault, deadline_s=0.7 if fault == "hang" else None)
     assert not child.alive
     await child.start()
     assert await child.call(Async.square, 3) == 9
@@ -108,24 +93,17 @@ async def test_a_start_that_fails_raises_and_is_not_reported_again(
     assert news() == []
 
 
-@pytest.mark.parametrize(
-    ("method", "arguments", "how"),
-    [
-        (Async.leave, [-9], "was killed by signal 9 (SIGKILL)"),
-        (Async.leave, [-11], "was killed by signal 11 (SIGSEGV)"),
-        (Async.leave, [3], "ended with exit code 3"),
-        *((method, [], "was killed by signal 9 (SIGKILL)") for method in (Async.flood, Async.lie, Async.babble)),
-    ],
-)
+@pytest.mark.parametrize(("method", "argument", "how"), [
+    (Async.leave, -11, "was killed by signal 11 (SIGSEGV)"), (Async.leave, 3, "ended with exit code 3"),
+    *((Async.harm, kind, "was killed by signal 9 (SIGKILL)") for kind in ("flood", "lie", "babble")),
+])  # fmt: skip
 @asynchronous
-async def test_an_end_is_raised_and_reported_once_and_the_process_can_be_started_again(
-    method: Callable[..., Any], arguments: list[Any], how: str, news: News
-) -> None:
+async def test_an_end_is_raised_and_reported_once_and_the_process_can_be_started_again(method, argument, how, news):
     async with started() as child:
         others = [asyncio.create_task(child.call(Async.wait, 600.0)) for _ in range(3)]
         await child.call(Async.square, 1)  # the others have begun
         with pytest.raises(ChildLost, match=re.escape(how)) as lost:
-            await child.call(method, *arguments)
+            await child.call(method, argument)
         assert lost.value.begun
         assert all(isinstance(end, ChildLost) for end in await asyncio.gather(*others, return_exceptions=True))
         with pytest.raises(ChildLost, match=re.escape(how)) as late:
@@ -138,18 +116,7 @@ async def test_an_end_is_raised_and_reported_once_and_the_process_can_be_started
 
 
 @asynchronous
-async def test_an_error_of_a_call_and_a_call_that_is_given_up_cost_that_call_only() -> None:
-    async with started() as child:
-        with pytest.raises(RunError, match="the child failed: ValueError: it went wrong"):
-            await child.call(Async.fail)
-        given_up = asyncio.create_task(child.call(Async.wait, 0.3))
-        await child.call(Async.square, 1)  # it has begun
-        given_up.cancel()
-        assert await child.call(Async.wait, 0.5) == "waited" and child.alive
-
-
-@asynchronous
-async def test_a_missed_deadline_kills_it_and_names_the_line(news: News) -> None:
+async def test_a_missed_deadline_kills_it_and_names_the_line(news):
     async with started(files=[child_classes.__file__]) as child:
         waiting = asyncio.create_task(child.call(Async.wait, 600.0))
         await child.call(Async.square, 1)
@@ -162,7 +129,7 @@ async def test_a_missed_deadline_kills_it_and_names_the_line(news: News) -> None
 
 
 @asynchronous
-async def test_calls_that_had_not_begun_say_so_and_their_deadline_counts_from_their_turn() -> None:
+async def test_calls_that_had_not_begun_say_so_and_their_deadline_counts_from_their_turn():
     async with started() as child:
         blocking = asyncio.create_task(child.call(Async.block, 2.0, silence_s=200.0))
         await asyncio.sleep(0)  # it is sent
@@ -180,12 +147,9 @@ async def test_calls_that_had_not_begun_say_so_and_their_deadline_counts_from_th
 
 
 @asynchronous
-async def test_a_silent_process_is_killed_while_a_call_waits_for_its_turn_and_one_that_is_heard_is_not(
-    news: News,
-) -> None:
+async def test_a_silent_process_is_killed_while_a_call_waits_for_its_turn_and_one_that_is_heard_is_not(news):
     async with started() as child:
-        served = psutil.Process(child.pid).children(recursive=True)[-1]
-        served.suspend()
+        psutil.Process(child.pid).children(recursive=True)[-1].suspend()
         waiting = asyncio.create_task(child.call(Async.square, 2, silence_s=1.0))
         for _ in range(30):
             child.heard = time.monotonic()
@@ -196,35 +160,32 @@ async def test_a_silent_process_is_killed_while_a_call_waits_for_its_turn_and_on
     assert len(news()) == 1
 
 
-@asynchronous
-async def test_what_it_has_started_ends_with_it() -> None:
-    async with started() as child:
-        pid = int(await child.call(Async.grandchild))
-        assert not gone(pid)
-    wait_until_gone(pid)
+CALLER = """
+import asyncio, sys
+from shared.child_process import Child
+from tests.shared.child_classes import Async
+async def main():
+    child = Child(Async, "the child", "", supervise=sys.argv[1] == "True")
+    print(await child.start(), flush=True)
+    await child.call(Async.wait, 600.0)
+asyncio.run(main())
+"""
 
 
 @pytest.mark.parametrize("supervise", [True, False])
-def test_it_ends_with_its_caller(supervise: bool) -> None:
-    program = f"""
-        import asyncio
-        from shared.child_process import Child
-        from tests.shared.child_classes import Async
-        async def main():
-            child = Child(Async, "the child", "", supervise={supervise})
-            print(await child.start(), flush=True)
-            await child.call(Async.wait, 600.0)
-        asyncio.run(main())
-    """
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as parent:
-        assert parent.stdout
+def test_it_ends_with_its_caller(supervise):
+    with started_program(CALLER, supervise, stderr=subprocess.DEVNULL) as parent:
         pid = int(parent.stdout.readline())
         assert not gone(pid)
         parent.kill()
-    wait_until_gone(pid)
+    until(lambda: gone(pid))
 
 
-def test_it_ends_with_the_event_loop_of_its_caller(news: News) -> None:
-    wait_until_gone(asyncio.run(Child(Async, "the child", "another takes its place").start()))
+def test_it_ends_with_the_event_loop_of_its_caller_and_what_it_has_started_with_it(news):
+    async def start_both() -> list[int]:
+        child = made()
+        return [await child.start(), await child.call(Async.grandchild)]
+
+    pids = asyncio.run(start_both())
+    until(lambda: all(map(gone, pids)))
     assert news() == []

@@ -1,7 +1,5 @@
 """Texts of others on a terminal, in logs, in files: seen, and nothing more."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json
@@ -29,11 +27,6 @@ from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
 from tests.hostile_texts import texts
 from verify.plugins import Failed
 
-HOSTILE = [
-    "\x1b]0;PWNED\x07", "\x1b[2J\x1b[31m", "\x1b[?1049h", "\x1bP+q544e\x1b\\", "\x9b2J", "\x9d0;PWNED\x9c",
-    "\x90q\x9c", "\x84", "safe\rEVIL", "abc\b\b\b", "\x00\x7f\x0b\x0c\x1c\x85", "\u202eexe.txt", "\u2066x\u2069",
-    "\u2067", "\u2028line\u2029", "\ud83d",
-]  # fmt: skip
 FLAG = "\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f"
 PLAIN = f"é ü ñ Ω й ½ 東京 한글 שלום سلام\u200f क्षि नमस्ते 👩\u200d🚀 {FLAG} e\u0301 \u00a0\ttab"
 """with marks of direction, joiners and accents of their own"""
@@ -45,12 +38,9 @@ class Terminal(io.StringIO):
 
 
 def dangerous(text: str) -> list[str]:
-    return [
-        letter
-        for letter in text
-        if (unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp") and letter not in "\n\t")
-        or unicodedata.bidirectional(letter) in ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
-    ]
+    turns, kinds = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"), ("Cc", "Cs", "Zl", "Zp")
+    return [letter for letter in text if (unicodedata.category(letter) in kinds and letter not in "\n\t")
+            or unicodedata.bidirectional(letter) in turns]  # fmt: skip
 
 
 def test_every_unsafe_character_is_replaced_and_no_other() -> None:
@@ -60,10 +50,12 @@ def test_every_unsafe_character_is_replaced_and_no_other() -> None:
         elif unicodedata.category(letter)[0] != "C":
             assert clean(letter) == letter, hex(ord(letter))
     assert clean(PLAIN) == PLAIN
+    Progress(terminal := Terminal()).note(PLAIN.expandtabs(1))
+    assert PLAIN.expandtabs(1) in terminal.getvalue()
     assert clean("a\U000e0061\U000e007f \U0001f3f4\U000e0061") == "a·· \U0001f3f4·", "unseen words outside a flag"
 
 
-@pytest.mark.parametrize("text", [*HOSTILE, *texts()], ids=lambda text: ascii(text)[:30])
+@pytest.mark.parametrize("text", texts(), ids=lambda text: ascii(text)[:30])
 def test_nothing_hostile_reaches_a_terminal_a_log_or_a_file(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     plainly = io.StringIO()  # no terminal: nothing of ours is a control code either
     table = Table(title=escape(text))
@@ -96,20 +88,10 @@ def test_nothing_hostile_reaches_a_terminal_a_log_or_a_file(text: str, capsys: p
     assert not dangerous(cells.markdown() + cells.html()) and len(cells.markdown().splitlines()) == 3
 
 
-def test_in_markdown_a_text_is_a_text() -> None:
-    assert in_markdown("a|b <img src=x> ![x](https://example.com) `c`\nd") == (
-        r"a\|b \<img src=x> !\[x](https://example.com) \`c\` d"
-    )
-    assert in_markdown("org/model_1.5-it *") == "org/model_1.5-it *"
-
-
-def test_plain_text_stays_as_it_is() -> None:
-    stream = Terminal()
-    Progress(stream).note(PLAIN.expandtabs(1))
-    assert PLAIN.expandtabs(1) in stream.getvalue()
-
-
 def test_hostile_texts_in_files_pages_and_trackers_are_text(tmp_path):
+    escaped = r"a\|b \<img src=x> !\[x](https://example.com) \`c\` d"
+    assert in_markdown("a|b <img src=x> ![x](https://example.com) `c`\nd") == escaped
+    assert in_markdown("org/model_1.5-it *") == "org/model_1.5-it *"
     path, reward = tmp_path / "printed", Reward(1.0, 0.0, 0.0, 0.0, 0.0, Verdict.WRONG)
     for text in texts():
         with path.open("wb") as file:
@@ -128,14 +110,13 @@ def test_hostile_texts_in_files_pages_and_trackers_are_text(tmp_path):
 
 
 def test_what_environments_and_tools_say_of_themselves_can_be_recorded():
-    async def gives(text):
+    async def works(text, fails):
+        if fails:
+            raise Failed(Verdict.CRASH, text)
         return Observation([user(text)])
 
-    async def fails(text):
-        raise Failed(Verdict.CRASH, text)
-
     async def replies():
-        return [await answered("e", work(text), 5, []) for text in texts() for work in (gives, fails)]
+        return [await answered("e", works(text, fails), 5, []) for text in texts() for fails in (False, True)]
 
     for reply in asyncio.run(replies()):
         msgspec.msgpack.encode(reply)

@@ -1,13 +1,15 @@
-"""The native decoder against transformers, and the properties that training leans on. Configs that are refused:
-test_hf.py."""
+"""The native decoder against transformers, and the properties that training leans on. Refused configs: test_hf.py."""
 
 import copy
 
 import pytest
 import torch
+import transformers
 
 from shared.errors import ModelError
+from shared.model import hf
 from shared.model.decoder import Decoder, DecoderConfig, initialise
+from tests.model_folder import load_model
 from tests.packed import entropy_from_logits, logprobs_from_logits, pack_from
 
 COMMON = {
@@ -19,8 +21,7 @@ LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0
 LINEAR = {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0}
 CASES = {
     "llama": ("LlamaForCausalLM", {}),
-    "llama tied": ("LlamaForCausalLM", {"tie_word_embeddings": True}),
-    "llama biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
+    "llama biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
     "llama llama3": ("LlamaForCausalLM", {"rope_parameters": LLAMA3}),
     "llama linear": ("LlamaForCausalLM", {"rope_parameters": LINEAR}),
     "llama yarn": ("LlamaForCausalLM", {"rope_parameters": {"rope_type": "yarn", **SHORT}}),
@@ -35,8 +36,6 @@ BATCH = pack_from(SEQUENCES, [1, 1, 1])
 
 def make_pair(name):
     """(transformers model, our decoder with its weights)."""
-    import transformers
-
     architecture, extra = CASES[name]
     torch.manual_seed(3)
     kind = getattr(transformers, architecture)
@@ -51,21 +50,12 @@ def make_pair(name):
     return theirs, ours
 
 
-def make_small(name):
-    """Our decoder with weights that bfloat16 holds well."""
-    _, ours = make_pair(name)
-    with torch.no_grad():
-        for parameter in ours.parameters():
-            parameter.mul_(0.3 if parameter.dim() == 2 else 1)
-    return ours
-
-
 def gradients(decoder):
     return [parameter.grad.clone() for parameter in decoder.parameters()]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_logits_and_gradients_equal_transformers(name):
+def test_logits_and_gradients_equal_transformers_and_a_saved_folder_is_read_there_and_here(name, tmp_path):
     theirs, ours = make_pair(name)
     expected = torch.cat([theirs(torch.tensor([sequence])).logits[0] for sequence in SEQUENCES])
     actual = ours(BATCH, output="logits")
@@ -77,12 +67,17 @@ def test_logits_and_gradients_equal_transformers(name):
     assert {key for key, _ in ours.named_parameters()} == truth.keys(), "Hugging Face's names"
     for key, parameter in ours.named_parameters():
         torch.testing.assert_close(parameter.grad, truth[key].grad, atol=2e-5, rtol=1e-4, msg=key)
-
-
-def test_parameters_come_in_the_order_in_which_engines_fuse_them():
-    weights = [key for key, _ in make_pair("qwen3")[1].named_parameters() if key.endswith("proj.weight")]
-    layer = [key.rsplit(".", 2)[1] for key in weights if ".layers.0." in key]
-    assert layer == ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    weights = [key for key in truth if key.endswith("proj.weight") and ".layers.0." in key]
+    ordered = [key for key, _ in ours.named_parameters() if key in weights]
+    parts = [key.rsplit(".", 2)[1] for key in ordered]  # in the order in which engines fuse them
+    assert parts == ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    config = theirs.config.to_dict() | {"architectures": [CASES[name][0]]}
+    hf.save_model(tmp_path / "m", config, ours.named_parameters(), torch.float32, shard_bytes=9000)
+    assert (tmp_path / "m" / hf.INDEX).exists()
+    assert all(map(torch.equal, load_model(tmp_path / "m").parameters(), ours.parameters()))
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "m", dtype=torch.float32)
+    assert type(again) is type(theirs)
+    assert all(map(torch.equal, again.state_dict().values(), theirs.state_dict().values()))
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 1.3])
@@ -94,8 +89,8 @@ def test_logprobs_and_entropy_are_those_of_the_logits(temperature):
     torch.testing.assert_close(logprobs, logprobs_from_logits(logits, batch.targets, temperature), atol=1e-5, rtol=1e-5)
     expected = entropy_from_logits(logits, temperature)
     torch.testing.assert_close(entropy, expected, atol=1e-5, rtol=1e-5)
-    found, truth = (torch.autograd.grad(each.sum(), list(ours.parameters())) for each in (entropy, expected))
-    torch.testing.assert_close(found, truth, atol=3e-5, rtol=1e-4)  # rounding of the plain formula (float64 says)
+    actual, truth = (torch.autograd.grad(each.sum(), list(ours.parameters())) for each in (entropy, expected))
+    torch.testing.assert_close(actual, truth, atol=3e-5, rtol=1e-4)  # rounding of the plain formula (float64 says)
 
 
 def test_shared_prompts_change_neither_values_nor_gradients():
@@ -113,7 +108,7 @@ def test_shared_prompts_change_neither_values_nor_gradients():
     torch.testing.assert_close(*results, atol=1e-5, rtol=1e-4)
 
 
-def test_batch_without_sequences_reaches_every_parameter_with_zero_gradient():
+def test_a_batch_without_sequences_reaches_every_parameter_with_zero_gradient():
     _, ours = make_pair("qwen3 tied")
     logprobs, entropy = ours(pack_from([], []))
     assert logprobs.shape == entropy.shape == (0,)
@@ -132,9 +127,7 @@ def test_recompute_changes_nothing():
         ours(BATCH)[0].sum().backward()
         assert [runs.count(layer) for layer in layers] == [1 + (n < ours.recompute) for n in range(len(layers))]
         results.append(gradients(ours))
-    assert all(
-        torch.equal(plain, again) for other in results[1:] for plain, again in zip(results[0], other, strict=True)
-    )
+    assert all(all(map(torch.equal, results[0], other)) for other in results[1:])
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3 tied"])
@@ -153,20 +146,18 @@ def test_in_place_gradients_are_those_of_autograd(name):
     torch.testing.assert_close(*results, atol=1e-6, rtol=1e-6)
 
 
-def test_bfloat16_stays_near_float32():
-    ours = make_small("llama")
-    exact, rough = ours(BATCH)[0], ours.bfloat16()(BATCH)[0]
-    assert rough.dtype == torch.float32 and (exact - rough).abs().mean() < 0.02
-
-
 @pytest.mark.parametrize("name", ["llama", "qwen3", "qwen3 tied"])
 @pytest.mark.parametrize("recompute", [0, 2])
 def test_computing_in_bfloat16_rounds_the_weights_and_not_their_gradients_sum(name, recompute):
     """The same numbers as with weights in bfloat16, except where gradients of one weight meet."""
-    ours = make_small(name)
-    rounded = copy.deepcopy(ours).bfloat16()
+    _, ours = make_pair(name)
+    with torch.no_grad():
+        for parameter in ours.parameters():
+            parameter.mul_(0.3 if parameter.dim() == 2 else 1)  # bfloat16 holds these well
+    rounded, exact = copy.deepcopy(ours).bfloat16(), ours(BATCH, 0.7)[0]
     ours.compute_dtype, ours.recompute = torch.bfloat16, recompute
     scored = ours(BATCH, 0.7), rounded(BATCH, 0.7)
+    assert scored[0][0].dtype == torch.float32 and (exact - scored[0][0]).abs().mean() < 0.02
     assert all(map(torch.equal, *scored))
     assert torch.equal(ours(BATCH, output="logits"), rounded(BATCH, output="logits"))
     for logprobs, entropy in scored:
@@ -179,9 +170,8 @@ def test_computing_in_bfloat16_rounds_the_weights_and_not_their_gradients_sum(na
             assert torch.equal(one.grad, other.grad.float()), key
 
 
-def test_sequence_beyond_the_sliding_window_is_refused():
-    config = COMMON | {"architectures": ["MistralForCausalLM"], "sliding_window": 8}
-    decoder = Decoder(DecoderConfig.from_hf(config))
+def test_a_sequence_beyond_the_sliding_window_is_refused():
+    decoder = Decoder(DecoderConfig.from_hf(COMMON | {"architectures": ["MistralForCausalLM"], "sliding_window": 8}))
     decoder(pack_from([[1] * 8], [1]))
     with pytest.raises(ModelError, match="sliding window of 8.*model.max_tokens"):
         decoder(pack_from([[1] * 9], [1]))
@@ -192,7 +182,7 @@ def test_initial_weights_depend_on_the_seed_alone():
     first, second, other = Decoder(config), Decoder(config), Decoder(config)
     for decoder, seed in ((first, 1), (second, 1), (other, 2)):
         initialise(decoder, seed)
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert all(map(torch.equal, first.parameters(), second.parameters()))
     embedding, layer = first.model.embed_tokens.weight, first.model.layers[0]
     assert not torch.equal(embedding, other.model.embed_tokens.weight)
     assert embedding.std().item() == pytest.approx(0.02, rel=0.05)

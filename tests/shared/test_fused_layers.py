@@ -39,9 +39,7 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], list[tuple[
     ),
     "normed with bias": (
         lambda x, w, a, b, bias: normed_linear(x, w, 1e-5, [a, b], bias),
-        lambda x, w, a, b, bias: torch.cat(
-            [F.linear(plain_norm(x, w), a, bias[:4]), F.linear(plain_norm(x, w), b, bias[4:])], 1
-        ),
+        lambda x, w, a, b, bias: F.linear(plain_norm(x, w), torch.cat([a, b]), bias),
         [(TOKENS, WIDTH), (WIDTH,), (4, WIDTH), (3, WIDTH), (7,)],
     ),
     "gated": (gated_down, plain_down, [(TOKENS, 2 * INNER), (WIDTH, INNER)]),
@@ -67,36 +65,36 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], list[tuple[
 }
 
 
+def pull(calls: list[Callable[..., Tensor]], *inputs: list[Tensor]) -> list[Tensor]:
+    """The results of two calls; the same gradient has come back through both."""
+    results = [call(*given) for call, given in zip(calls, inputs, strict=True)]
+    gradient = torch.randn(results[0].shape).to(results[0].dtype)
+    for result in results:
+        result.backward(gradient)
+    return results
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients_are_those_of_the_plain_formula(name: str) -> None:
     ours, plain, shapes = CASES[name]
-    found, expected = leaves(torch.float64, *shapes), leaves(torch.float64, *shapes)
-    pull = torch.randn(ours(*found).shape, dtype=torch.float64)
-    (ours(*found) * pull).sum().backward()
-    (plain(*expected) * pull).sum().backward()
-    torch.testing.assert_close(ours(*found), plain(*expected))
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one.grad, other.grad)
+    inputs, others = leaves(torch.float64, *shapes), leaves(torch.float64, *shapes)
+    torch.testing.assert_close(*pull([ours, plain], inputs, others))
+    torch.testing.assert_close([one.grad for one in inputs], [other.grad for other in others])
 
 
 IN_TWO: dict[str, Callable[..., Tensor]] = {
-    "normed": lambda x, w, a, b: F.linear(rms_norm(x, w, 1e-5), torch.cat([a, b])),
-    "gated": plain_down,
-}
+    "normed": lambda x, w, a, b: F.linear(rms_norm(x, w, 1e-5), torch.cat([a, b])), "gated": plain_down,
+}  # fmt: skip
 """the parts one after the other, with the gradients of each"""
 
 
 @pytest.mark.parametrize("name", IN_TWO)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rounding_is_that_of_the_parts_bit_for_bit(name: str, dtype: torch.dtype) -> None:
-    (ours, _, shapes), plain = CASES[name], IN_TWO[name]
-    found, expected = leaves(dtype, *shapes), leaves(dtype, *shapes)
-    one, other = ours(*found), plain(*expected)
-    assert torch.equal(one, other)
-    pull = torch.randn(one.shape).to(dtype)
-    one.backward(pull)
-    other.backward(pull)
-    assert all(torch.equal(a.grad, b.grad) for a, b in zip(found, expected, strict=True))  # type: ignore[arg-type]
+    ours, _, shapes = CASES[name]
+    inputs, others = leaves(dtype, *shapes), leaves(dtype, *shapes)
+    assert torch.equal(*pull([ours, IN_TWO[name]], inputs, others))
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(inputs, others, strict=True))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -105,17 +103,11 @@ def test_wider_weights_are_rounded_to_the_type_of_the_input(name: str) -> None:
     ours, _, shapes = CASES[name]
     x, *rounded = leaves(torch.bfloat16, *shapes)
     wide = [weight.detach().float().mul(1 + 2e-4).requires_grad_() for weight in rounded]  # rounds to the same again
-    for a, b in zip(wide, rounded, strict=True):
-        assert torch.equal(a.bfloat16(), b) and not torch.equal(a, b.float())
     same = x.detach().clone().requires_grad_()
-    one, other = ours(x, *rounded), ours(same, *wide)
-    assert other.dtype == torch.bfloat16 and torch.equal(one, other)
-    pull = torch.randn(one.shape).bfloat16()
-    one.backward(pull)
-    other.backward(pull)
-    assert torch.equal(x.grad, same.grad)  # type: ignore[arg-type]
+    assert torch.equal(*pull([ours, ours], [x, *rounded], [same, *wide])) and torch.equal(x.grad, same.grad)
     for a, b in zip(rounded, wide, strict=True):
-        assert b.grad is not None and b.grad.dtype == torch.float32 and torch.equal(a.grad.float(), b.grad)  # type: ignore
+        assert torch.equal(b.bfloat16(), a) and not torch.equal(b, a.float())
+        assert b.grad.dtype == torch.float32 and torch.equal(a.grad.float(), b.grad)
 
 
 def kept(call: Callable[..., Tensor], *inputs: Tensor) -> int:
@@ -132,69 +124,52 @@ def kept(call: Callable[..., Tensor], *inputs: Tensor) -> int:
     return sum(sizes.values()) // 4
 
 
-def test_swiglu_keeps_neither_the_gated_part_nor_the_product() -> None:
-    inputs = leaves(torch.float32, (64, 256), (32, 128))
-    joined, weight, part = 64 * 256, 32 * 128, 64 * 128
-    assert kept(gated_down, *inputs) == joined + weight
-    assert kept(plain_down, *inputs) == joined + weight + 2 * part
+def test_neither_normed_inputs_nor_gated_parts_nor_rounded_weights_are_kept() -> None:
+    normed = leaves(torch.float32, (64, 256), (256,), (32, 256), (16, 256))
+    gated = leaves(torch.float32, (64, 256), (32, 128))
+    x, inverse, part = 64 * 256, 64, 64 * 128
+    assert kept(CASES["normed"][0], *normed) == x + 256 + 48 * 256 + inverse
+    assert kept(IN_TWO["normed"], *normed) >= 2 * x + 256 + 48 * 256 + inverse
+    assert kept(gated_down, *gated) == x + 32 * 128
+    assert kept(plain_down, *gated) == x + 32 * 128 + 2 * part
+    halves = (each[0].detach().bfloat16().requires_grad_() for each in (normed, gated))
+    assert kept(CASES["normed"][0], next(halves), *normed[1:]) == x // 2 + 256 // 2 + 48 * 256 + inverse
+    assert kept(gated_down, next(halves), *gated[1:]) == x // 2 + 32 * 128
 
 
 def test_adapters_keep_what_they_make_narrow_and_frozen_weights_get_no_gradient() -> None:
     shapes = (64, 256), (256,), (32, 256), (16, 256), (2, 256), (32, 2), (2, 256), (16, 2)
-    x, scale, *matrices = leaves(torch.float32, *shapes)
-    low = [Adapter(slice(0, 32), 2.0, *matrices[2:4]), Adapter(slice(32, 48), 2.0, *matrices[4:])]
-    frozen = [scale.detach(), *(each.detach() for each in matrices[:2])]
+    x, *frozen = leaves(torch.float32, *shapes)
+    scale, first, second = (each.requires_grad_(False) for each in frozen[:3])
+    low = [Adapter(slice(0, 32), 2.0, *frozen[3:5]), Adapter(slice(32, 48), 2.0, *frozen[5:])]
 
-    def call(x: Tensor, *_: Tensor) -> Tensor:
-        return normed_linear(x, frozen[0], 1e-5, frozen[1:], None, low)
+    def call(x: Tensor) -> Tensor:
+        return normed_linear(x, scale, 1e-5, [first, second], None, low)
 
-    held = sum(each.numel() for each in (x, *frozen, *matrices[2:]))
-    assert kept(call, x) == held + 64 + 64 * 4
+    assert kept(call, x) == sum(each.numel() for each in (x, *frozen)) + 64 + 64 * 4
     call(x).sum().backward()
-    assert all(each.grad is not None for each in (x, *matrices[2:]))
+    assert all(each.grad is not None for each in (x, *frozen[3:]))
     joined, weight, a, b = leaves(torch.float32, (64, 256), (32, 128), (2, 128), (32, 2))
     down = kept(lambda *_: gated_down(joined, weight.detach(), None, [Adapter(slice(0, 32), 2.0, a, b)]))
     assert down == sum(each.numel() for each in (joined, weight, a, b)) + 64 * 2
-
-
-@pytest.mark.parametrize("name", ["normed", "gated"])
-def test_rounded_weights_are_not_kept(name: str) -> None:
-    ours, _, _ = CASES[name]
-    x, *weights = leaves(torch.float32, *{"normed": [(64, 256), (256,), (32, 256), (16, 256)],
-                                          "gated": [(64, 256), (32, 128)]}[name])  # fmt: skip
-    matrices = sum(weight.numel() for weight in weights if weight.dim() == 2)
-    small = 64 * 256 // 2 + (256 // 2 + 64 if name == "normed" else 0)
-    assert kept(ours, x.detach().bfloat16().requires_grad_(), *weights) == matrices + small
-
-
-def test_a_projection_does_not_keep_its_normed_input() -> None:
-    inputs = leaves(torch.float32, (64, 256), (256,), (32, 256), (16, 256))
-    x, scale, weights, inverse = 64 * 256, 256, 48 * 256, 64
-    assert kept(CASES["normed"][0], *inputs) == x + scale + weights + inverse
-    assert kept(IN_TWO["normed"], *inputs) >= 2 * x + scale + weights + inverse
 
 
 def all_of(given: list[Tensor]) -> list[Tensor]:
     """Results and gradients of the parts of a layer."""
     x, weight, matrix, joined, cos, sin = given
     turned = rotate(rms_norm(x, weight, 1e-5), cos, sin, 2)
-    found = [
-        turned,
-        normed_linear(x.flatten(1), weight.repeat(3), 1e-5, [matrix]),
-        gated_down(joined, torch.eye(5).to(joined)),
-    ]
-    pulled = sum((one.float().sin().sum() for one in found), torch.zeros((), device=x.device))
-    return [*found, *torch.autograd.grad(pulled, given[:4])]
+    normed = normed_linear(x.flatten(1), weight.repeat(3), 1e-5, [matrix])
+    results = [turned, normed, gated_down(joined, torch.eye(5).to(joined))]
+    pulled = sum((one.float().sin().sum() for one in results), torch.zeros((), device=x.device))
+    return [*results, *torch.autograd.grad(pulled, given[:4])]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "device", [pytest.param("cpu", marks=pytest.mark.soak), pytest.param("cuda", marks=pytest.mark.gpu)]
-)
-def test_compiled_they_give_what_they_give_as_they_stand(
-    device: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("device", [
+    pytest.param("cpu", marks=pytest.mark.soak), pytest.param("cuda", marks=pytest.mark.gpu),
+])  # fmt: skip
+def test_compiled_they_give_what_they_give_as_they_stand(device, monkeypatch, tmp_path):
     """In bfloat16, as far from float64 as these; compiled once for all numbers of rows, and kept at home."""
     if device == "cpu" and not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
         pytest.skip("Python's headers, with which torch compiles for CPUs, are not installed")
@@ -211,7 +186,7 @@ def test_compiled_they_give_what_they_give_as_they_stand(
         monkeypatch.setattr(fused_layers, "FUSED_ON", set())
         eager, exact = all_of(given), all_of([one.detach().double().requires_grad_() for one in given])
         for one, other, truth in zip(compiled, eager, exact, strict=True):
-            far, usual = ((found.double() - truth).norm() / truth.norm() for found in (one, other))
+            far, usual = ((each.double() - truth).norm() / truth.norm() for each in (one, other))
             assert far <= 1.5 * usual + 2e-3 < 0.05
     assert counters["stats"]["unique_graphs"] == graphs > 0
     assert any((tmp_path / "maestrale" / "kernels").rglob("*.*"))

@@ -14,7 +14,6 @@ from shared.errors import ModelError
 from shared.model.folder import load_config
 from tests.shared.test_chat import PLAIN, make_folder
 
-EVIL = "open('executed', 'w')\nfrom transformers import PretrainedConfig as C, PreTrainedTokenizerFast as T\n"
 AUTO_MAPS = {
     "tokenizer_config": {"auto_map": {"AutoTokenizer": ["evil.T", "evil.T"]}, "tokenizer_class": "T"},
     "config": {"auto_map": {"AutoConfig": "evil.C", "AutoTokenizer": ["evil.T", None]}, "model_type": "evil"},
@@ -23,23 +22,35 @@ AUTO_MAPS = {
     "generation_config": {"auto_map": {"GenerationConfig": "evil.C"}, "custom_generate": "evil"},
 }
 """file of a model -> what in it names code of the folder"""
+EVIL = "open('executed', 'w')\nfrom transformers import PretrainedConfig as C, PreTrainedTokenizerFast as T\n"
+PROGRAM = """
+import sys
+from pathlib import Path
+from shared.chat import Chat
+from shared.errors import ModelError
+for folder in sys.argv[1:]:
+    try: Chat(Path(folder))
+    except ModelError as error: print(error)
+print('end of', 'all')
+"""
+
+
+def read_terminal(ours):
+    try:
+        return os.read(ours, 1 << 16).decode()
+    except OSError:  # nobody has it open any more
+        return ""
 
 
 def test_code_of_a_folder_is_not_run_and_nobody_is_asked(tmp_path):
     """On a terminal, where transformers would ask, and where y is the answer to all that is asked."""
     for name, content in AUTO_MAPS.items():
-        folder = make_folder(tmp_path / name)
-        (folder / "evil.py").write_text(EVIL)
-        path = folder / f"{name}.json"
+        path = make_folder(tmp_path / name) / f"{name}.json"
+        path.with_name("evil.py").write_text(EVIL)
         path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | content))
-    program = (
-        "import sys\nfrom pathlib import Path\nfrom shared.chat import Chat\nfrom shared.errors import ModelError\n"
-        "for folder in sys.argv[1:]:\n    try: Chat(Path(folder))\n    except ModelError as error: print(error)\n"
-        "print('end of', 'all')"
-    )
     ours, terminal = os.openpty()
     os.write(ours, b"y\n" * 20)
-    command = [sys.executable, "-c", program, *AUTO_MAPS]
+    command = [sys.executable, "-c", PROGRAM, *AUTO_MAPS]
     surroundings = os.environ | {"PYTHONPATH": os.getcwd()}
     with subprocess.Popen(command, cwd=tmp_path, env=surroundings, stdin=terminal, stdout=terminal, stderr=terminal):
         os.close(terminal)
@@ -71,28 +82,43 @@ def test_a_template_that_does_not_end_is_refused(tmp_path, monkeypatch, name):
         Chat(make_folder(tmp_path, ENDLESS[name] + PLAIN))
 
 
-@pytest.mark.parametrize(
-    "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "chat_template.jinja",
-             "special_tokens_map.json", "additional_chat_templates/tool.jinja", "processor_config.json"],
-)  # fmt: skip
 @pytest.mark.parametrize("kind", ["pipe", "device", "kernel", "socket"])
-def test_a_folder_with_a_file_that_never_ends_is_refused_by_its_name(tmp_path, monkeypatch, name, kind):
+def test_a_folder_with_a_file_that_never_ends_is_refused_by_its_name(tmp_path, monkeypatch, kind):
     """Nothing of it is opened."""
-    folder = make_folder(tmp_path / "model")
-    path = folder / name
-    path.parent.mkdir(exist_ok=True)
-    path.unlink(missing_ok=True)
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "socket":
-        with socket.socket(socket.AF_UNIX) as there:
-            monkeypatch.chdir(path.parent)  # names of sockets have 107 bytes
-            there.bind(path.name)
-    else:
-        path.symlink_to("/dev/zero" if kind == "device" else "/proc/kmsg")
-    for load in (Chat, load_config):
-        with pytest.raises(ModelError, match=f"{path.name} is no regular file"):
-            load(folder)
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json",
+                 "chat_template.jinja", "special_tokens_map.json", "additional_chat_templates/tool.jinja",
+                 "processor_config.json"):  # fmt: skip
+        path = make_folder(tmp_path / name.replace("/", " ")) / name
+        folder = tmp_path / name.replace("/", " ")
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+        if kind == "pipe":
+            os.mkfifo(path)
+        elif kind == "socket":
+            with socket.socket(socket.AF_UNIX) as there:
+                monkeypatch.chdir(path.parent)  # names of sockets have 107 bytes
+                there.bind(path.name)
+        else:
+            path.symlink_to("/dev/zero" if kind == "device" else "/proc/kmsg")
+        for load in (Chat, load_config):
+            with pytest.raises(ModelError, match=f"{path.name} is no regular file"):
+                load(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+def test_a_file_of_a_hundred_gigabytes_or_nested_too_deeply_is_refused_by_its_name(tmp_path, name):
+    path = make_folder(tmp_path) / name
+    if name != "tokenizer.json":
+        path.write_text("[" * 200_000)
+        with pytest.raises(ModelError, match=f"{name} cannot be read .nested too deeply"):
+            Chat(tmp_path)
+    for file in (path, tmp_path / "chat_template.jinja"):
+        make_folder(tmp_path)
+        with file.open("wb") as stream:
+            stream.truncate(100 << 30)  # nothing of it is on the disk
+        with pytest.raises(ModelError, match=f"{file.name} has 107,374,182,400 bytes"):
+            Chat(tmp_path)
+        file.unlink()
 
 
 def test_what_transformers_says_of_a_folder_is_clean(tmp_path):
@@ -102,42 +128,12 @@ def test_what_transformers_says_of_a_folder_is_clean(tmp_path):
     assert record.getMessage() == "of type ·]0;PWNED·"
 
 
-@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "generation_config.json"])
-def test_a_json_file_that_is_nested_too_deeply_is_named(tmp_path, name):
-    folder = make_folder(tmp_path)
-    (folder / name).write_text("[" * 200_000)
-    with pytest.raises(ModelError, match=f"{name} cannot be read .nested too deeply"):
-        Chat(folder)
-
-
-def read_terminal(ours):
-    try:
-        return os.read(ours, 1 << 16).decode()
-    except OSError:  # nobody has it open any more
-        return ""
-
-
-@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
-def test_a_file_of_a_hundred_gigabytes_is_refused_before_it_is_read(tmp_path, name):
-    folder = make_folder(tmp_path / "model")
-    with (folder / name).open("wb") as file:
-        file.truncate(100 << 30)  # nothing of it is on the disk
-    with pytest.raises(ModelError, match=f"{name} has 107,374,182,400 bytes"):
-        Chat(folder)
-
-
 def test_templates_beside_the_default_leave_it_in_force(tmp_path):
-    folder = make_folder(tmp_path / "model")
-    path = folder / "tokenizer_config.json"
-    template = json.loads(path.read_text()).get("chat_template") or (folder / "chat_template.jinja").read_text()
-    (folder / "chat_template.jinja").unlink(missing_ok=True)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
-    expected = Chat(folder).template.text
-    (folder / "additional_chat_templates").mkdir()
-    (folder / "additional_chat_templates" / "tool_use.jinja").write_text(LOOP)
-    assert Chat(folder).template.text == expected
-    path.write_text(
-        json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "chat_template"})
-    )
+    (make_folder(tmp_path) / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(LOOP)
+    assert Chat(tmp_path).template.text == PLAIN
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings.pop("chat_template")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
     with pytest.raises(ModelError, match="has no chat template"):
-        Chat(folder)
+        Chat(tmp_path)

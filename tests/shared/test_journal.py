@@ -1,11 +1,6 @@
 """The journal of a resumable command: rows, kills, identities and damaged files."""
 
-from __future__ import annotations
-
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +12,7 @@ from hypothesis import strategies as st
 from shared import journal as journals
 from shared.errors import ConfigError, DataError, InputError
 from shared.journal import Journal, differences, read_journal
+from tests.process import started
 
 
 class Answer(msgspec.Struct):
@@ -32,9 +28,7 @@ def key(answer: Answer) -> int:
     return answer.id
 
 
-def opened(
-    path: Path, identity: dict[str, Any] | None = None, *, sync: bool = False, **options: Any
-) -> Journal[int, Answer]:
+def opened(path: Path, identity: Any = None, *, sync: bool = False, **options: Any) -> Journal[int, Answer]:
     identity = {"seed": 1} if identity is None else identity
     return Journal(path, Answer, key, identity, REPAIR, failed=lambda row: bool(row.error), sync=sync, **options)
 
@@ -75,26 +69,24 @@ def test_rows_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory, v
     assert read_journal(path, Answer, key).keys() == set(range(len(values)))
 
 
-def test_a_failed_row_is_made_again_and_replaces_nothing(path: Path) -> None:
-    with opened(path) as journal:
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_failed_row_is_made_again_and_replaces_nothing_and_a_row_is_on_the_disk_where_that_is_asked_for(
+    path: Path, sync: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[bytes] = []
+    monkeypatch.setattr(journals, "flush", lambda file: flushed.append(file.read_bytes().splitlines()[-1]))
+    with opened(path, sync=sync) as journal:
         journal.add(Answer(1, error="no answer"))
         assert journal.lacks(1)
         journal.add(Answer(1, "x"))
         assert not journal.lacks(1)
         journal.add(Answer(1, error="late"))
+    assert flushed == path.read_bytes().splitlines()[1:] * sync
     with opened(path) as journal:
         assert not journal.lacks(1) and journal.rows[1].value == "x"
-
-
-@pytest.mark.parametrize("sync", [True, False])
-def test_a_row_is_on_the_disk_when_it_is_added_where_that_is_asked_for(
-    path: Path, sync: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flushed: list[bytes] = []
-    monkeypatch.setattr(journals, "flush", lambda file: flushed.append(file.read_bytes()))
-    with opened(path, sync=sync) as journal:
-        journal.add(Answer(1))
-    assert flushed == [path.read_bytes()] * sync
+        with pytest.raises(ConfigError, match=r"--out = a: another process is writing it"):
+            opened(path, where="--out = a")
+    opened(path).close()
 
 
 PROGRAM = """
@@ -109,14 +101,10 @@ for number in range(10_000_000):
 """
 
 
-def test_kills_lose_no_row_and_make_none_twice(root: Path, path: Path) -> None:
+def test_kills_lose_no_row_and_make_none_twice(path: Path) -> None:
     last = -1
-    for kill in range(3):
-        process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(path)], stdout=subprocess.PIPE, text=True, cwd=root,
-            env={**os.environ, "PYTHONPATH": str(root)},
-        )  # fmt: skip
-        assert process.stdout is not None
+    for kill in range(2):
+        process = started(PROGRAM, path)
         lines = [process.stdout.readline() for _ in range(8 + 3 * kill)]
         process.kill()
         numbers = list(map(int, lines + process.communicate()[0].split()))
@@ -144,26 +132,12 @@ def test_every_cut_of_the_last_line_is_removed(path: Path, header: Path | None) 
         assert path.read_bytes() == content, length
 
 
-def test_one_process_writes(path: Path) -> None:
-    with opened(path), pytest.raises(ConfigError, match=r"--out = a: another process is writing it"):
-        opened(path, where="--out = a")
-    opened(path).close()
-
-
-@pytest.mark.parametrize(
-    ("now", "words"),
-    [
-        ({"seed": 2}, "seed = 1, now 2"),
-        ({"seed": 1, "model": "a"}, 'model = null, now "a"'),
-        ({}, "seed = 1, now null"),
-        ({"seed": "1"}, 'seed = 1, now "1"'),
-        ({"seed": ["long"] * 20}, "other seed"),
-        ({"seed": {"a": 1}}, 'seed = 1, now {"a": 1}'),
-    ],
-)
-def test_another_identity_is_refused_and_nothing_changes(
-    path: Path, header: Path | None, now: dict[str, Any], words: str
-) -> None:
+@pytest.mark.parametrize(("now", "words"), [
+    ({"seed": 2}, "seed = 1, now 2"), ({"seed": 1, "model": "a"}, 'model = null, now "a"'), ({}, "seed = 1, now null"),
+    ({"seed": "1"}, 'seed = 1, now "1"'), ({"seed": ["long"] * 20}, "other seed"),
+    ({"seed": {"a": 1}}, 'seed = 1, now {"a": 1}'),
+])  # fmt: skip
+def test_another_identity_is_refused_and_nothing_changes(path, header, now, words):
     with opened(path, header=header) as journal:
         journal.add(Answer(1))
     before = {file: file.read_bytes() for file in path.parent.iterdir()}
@@ -213,12 +187,7 @@ def test_damaged_rows_and_headers_are_one_line(path: Path, tmp_path: Path, line:
             opened(path, **options)
         assert "\n" not in str(error.value)
     opened(path, restart=True).close()
-
-
-def test_rows_without_their_header_are_refused(path: Path, tmp_path: Path) -> None:
-    header = tmp_path / "identity.json"
-    with opened(path, header=header) as journal:
-        journal.add(Answer(1))
     header.unlink()
+    path.write_bytes(row + b"\n")
     with pytest.raises(ConfigError, match=r"has rows, but .*identity\.json is missing"):
         opened(path, header=header)

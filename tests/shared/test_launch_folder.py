@@ -1,12 +1,9 @@
 """The private folder of a launch: closed to others, found by its own, gone with the last process that used it."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +12,11 @@ import pytest
 from shared.errors import ConfigError
 from shared.launch import launch_folder
 from shared.model.cpu.fused_layers import kernels_folder
+from tests.process import started
 from verify.code import cpp
 
-ROOT = Path(__file__).resolve().parents[2]
 HOLDER = """
-import os, sys
+import sys
 from pathlib import Path
 from shared.launch import launch_folder
 place, way = Path(sys.argv[1]), sys.argv[2]
@@ -32,11 +29,7 @@ folder.leave()
 
 def holder(place: Path, way: str) -> tuple[subprocess.Popen[str], Path]:
     """Another process that uses a folder until it is told to leave."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(place), way], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert process.stdout is not None
+    process = started(HOLDER, place, way)
     return process, Path(process.stdout.readline().strip())
 
 
@@ -54,8 +47,7 @@ def test_it_is_closed_and_the_last_one_removes_it(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_launch_left_goes_and_what_is_used_stays(tmp_path: Path) -> None:
-    killed, left = holder(tmp_path, "make")
-    living, used = holder(tmp_path, "make")
+    (killed, left), (living, used) = holder(tmp_path, "make"), holder(tmp_path, "make")
     killed.kill()
     killed.communicate()
     begun = tmp_path / f"{launch_folder.PREFIX}begun.x"
@@ -70,11 +62,10 @@ def test_what_a_killed_launch_left_goes_and_what_is_used_stays(tmp_path: Path) -
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("mode", "owner", "why"),
-    [(0o777, 0, "its mode is 777"), (0o710, 0, "its mode is 710"), (0o701, 0, "its mode is 701"),
-     (0o700, 65534, "belongs to user 65534")],
-)  # fmt: skip
+@pytest.mark.parametrize(("mode", "owner", "why"), [
+    (0o777, 0, "its mode is 777"), (0o710, 0, "its mode is 710"), (0o701, 0, "its mode is 701"),
+    (0o700, 65534, "belongs to user 65534"),
+])  # fmt: skip
 def test_a_folder_that_others_can_enter_or_own_is_refused(tmp_path: Path, mode: int, owner: int, why: str) -> None:
     forged = tmp_path / f"{launch_folder.PREFIX}aaaa"
     forged.mkdir()
@@ -87,20 +78,17 @@ def test_a_folder_that_others_can_enter_or_own_is_refused(tmp_path: Path, mode: 
         os.chown(forged, owner, owner)
     with pytest.raises(ConfigError, match=why):
         launch_folder.enter(forged)
-
-
-def test_a_link_is_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to(tmp_path)
+    forged.rename(tmp_path / "moved")
+    forged.symlink_to(tmp_path / "moved")
     with pytest.raises(ConfigError, match="it is no folder"):
-        launch_folder.enter(tmp_path / "link")
+        launch_folder.enter(forged)
 
 
 def test_a_folder_that_root_left_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner of the parent folder, as root of /tmp, may have folders in it that this user cannot enter."""
-    other = tmp_path / f"{launch_folder.PREFIX}held.root"
+    other, opened = tmp_path / f"{launch_folder.PREFIX}held.root", os.open
     other.mkdir(0o700)
     (other / launch_folder.LOCK).touch()
-    opened = os.open
 
     def refused(path: Any, *arguments: Any, **named: Any) -> int:
         if Path(path).parent == other:
@@ -112,9 +100,7 @@ def test_a_folder_that_root_left_is_left_alone(tmp_path: Path, monkeypatch: pyte
     assert other.is_dir()
 
 
-def test_a_folder_that_is_swept_before_its_lock_is_held_is_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_is_swept_before_its_lock_is_held_is_made_again(tmp_path, monkeypatch):
     locked, swept = fcntl.flock, list[Path]()
 
     def late(lock: int, way: int) -> None:

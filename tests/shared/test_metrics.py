@@ -1,7 +1,5 @@
 """metrics.jsonl: known names only, one whole line a step, no step twice after a resume."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -12,38 +10,30 @@ import pytest
 from shared.metrics import METRICS, MetricsLog, kind_of, read_rows, series
 
 
-def steps(path: Path) -> list[int]:
-    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run" / "metrics.jsonl"
 
 
-def test_every_metric_has_unit_and_definition() -> None:
+def test_every_metric_has_unit_and_definition_and_an_unknown_name_raises_with_the_nearest(path: Path) -> None:
     assert all(metric.unit and metric.definition for metric in METRICS.values())
-
-
-def test_an_unknown_name_raises_with_the_nearest(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path / "metrics.jsonl")
     with pytest.raises(KeyError, match="'rewards/mean'.*nearest: 'reward/mean'"):
-        log.write(1, {"rewards/mean": 1.0})
-    assert read_rows(log.path) == []
+        MetricsLog(path).write(1, {"rewards/mean": 1.0})
+    assert read_rows(path) == []
 
 
-def test_a_step_is_on_disk_as_soon_as_it_is_written(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path / "run" / "metrics.jsonl")
-    log.write(1, {"reward/mean": 0.25, "groups/trained": 32})
-    (row,) = [json.loads(line) for line in log.path.read_text().splitlines()]
-    assert (row["step"], row["kind"], row["reward/mean"], row["groups/trained"]) == (1, "train", 0.25, 32)
-
-
-def test_numbers_that_json_lacks_become_null(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path / "metrics.jsonl")
+def test_a_step_is_on_disk_as_soon_as_it_is_written_and_numbers_that_json_lacks_become_null(path: Path) -> None:
+    log = MetricsLog(path)
     log.write(1, {"loss": math.nan, "lr": math.inf, "accuracy": np.float32(0.5), "kl/k3": np.float32("nan")})
-    (row,) = read_rows(log.path)
+    (row,) = [json.loads(line) for line in path.read_text().splitlines()]
+    assert (row["step"], row["kind"]) == (1, "train")
     assert (row["loss"], row["lr"], row["accuracy"], row["kl/k3"]) == (None, None, 0.5, None)
     assert series([row], "loss") == ([], [])
+    log.write(1, {"accuracy": 1.0})
+    assert series(read_rows(path), "accuracy") == ([1], [1.0]), "of two rows of one step the last counts"
 
 
-def test_a_resume_drops_later_steps_and_keeps_the_sft(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
+def test_a_resume_drops_later_steps_and_keeps_the_sft_and_a_new_run_starts_empty(path: Path) -> None:
     log = MetricsLog(path)
     for step in (1, 2, 9):
         log.write(step, {"sft/loss": 2.0})
@@ -55,54 +45,36 @@ def test_a_resume_drops_later_steps_and_keeps_the_sft(tmp_path: Path) -> None:
     rows = read_rows(path)
     assert series(rows, "reward/mean") == ([1, 2, 3], [0.1, 0.2, 0.9])
     assert series(rows, "sft/loss", "sft")[0] == [1, 2, 9]
-    assert series(rows, "evaluation/accuracy", "evaluation") == ([], [])
-    assert len(path.read_text().splitlines()) == 6
-
-
-def test_a_new_run_starts_empty(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
-    MetricsLog(path).write(1, {"loss": 1.0})
+    assert series(rows, "evaluation/accuracy", "evaluation") == ([], []) and len(rows) == 6
     MetricsLog(path)
     assert path.read_text() == ""
 
 
-def test_a_cut_last_line_is_forgotten(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
+def test_a_cut_last_line_is_forgotten(path: Path) -> None:
     MetricsLog(path).write(1, {"loss": 1.0})
     with path.open("ab") as stream:
         stream.write(b'{"step": 2, "kind": "train", "lo')
     assert [row["step"] for row in read_rows(path)] == [1]
     MetricsLog(path, resume_step=1).write(2, {"loss": 2.0})
-    assert steps(path) == [1, 2]
+    assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
 
 
-def test_of_two_rows_of_one_step_the_last_counts(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path / "metrics.jsonl")
-    log.write(1, {"loss": 1.0})
-    log.write(1, {"loss": 2.0})
-    assert series(read_rows(log.path), "loss") == ([1], [2.0])
-
-
-def test_lines_wait_for_a_failing_disk_which_does_not_raise(tmp_path: Path) -> None:
-    log = MetricsLog(tmp_path / "metrics.jsonl")
-    log.path.unlink()
-    log.path.mkdir()  # opening it for writing fails, as a full disk would
+def test_lines_wait_for_a_failing_disk_which_does_not_raise(path: Path) -> None:
+    log = MetricsLog(path)
+    path.unlink()
+    path.mkdir()  # opening it for writing fails, as a full disk would
     log.write(1, {"loss": 1.0})
     assert len(log.pending) == 1 and "metrics.jsonl cannot be written" in log.last_failure
-    log.path.rmdir()
-    log.path.write_bytes(b'{"step": 1, "ki')  # what a full disk leaves
+    path.rmdir()
+    path.write_bytes(b'{"step": 1, "ki')  # what a full disk leaves
     log.write(2, {"loss": 2.0})
-    assert [row["step"] for row in read_rows(log.path)] == [1, 2] and not log.pending
+    assert [row["step"] for row in read_rows(path)] == [1, 2] and not log.pending
 
 
-def test_kinds() -> None:
-    assert kind_of({"sft/loss": 1, "sft/lr": 2}) == "sft"
-    assert kind_of({"evaluation/accuracy": 1}) == "evaluation"
-    assert kind_of({"evaluation/accuracy": 1, "loss": 2}) == kind_of({}) == "train"
-
-
-def test_both_evaluations_of_a_version_are_one_row(tmp_path: Path) -> None:
+def test_rows_have_kinds_and_both_evaluations_of_a_version_are_one(tmp_path: Path) -> None:
     """At the sampling temperature, then greedy; a launch that goes back writes them again."""
-    path, rows = tmp_path / "metrics.jsonl", [{"a": 1.0}, {"b": 2.0}, {"a": 3.0}]
-    path.write_text("".join(json.dumps({"step": 5, "kind": "evaluation", **row}) + "\n" for row in rows))
-    assert read_rows(path) == [{"step": 5, "kind": "evaluation", "a": 3.0, "b": 2.0}]
+    assert kind_of({"sft/loss": 1, "sft/lr": 2}) == "sft" and kind_of({"evaluation/accuracy": 1}) == "evaluation"
+    assert kind_of({"evaluation/accuracy": 1, "loss": 2}) == kind_of({}) == "train"
+    rows = [{"step": 5, "kind": "evaluation", **row} for row in ({"a": 1.0}, {"b": 2.0}, {"a": 3.0})]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_rows(tmp_path / "metrics.jsonl") == [{"step": 5, "kind": "evaluation", "a": 3.0, "b": 2.0}]

@@ -9,18 +9,14 @@ from shared.model.cpu.cpu_decoder import round_up
 from shared.model.packing import PackedBatch, pack
 from tests.packed import pack_from
 
-PROMPTS = [[5, 6], [5, 6, 1], [7]]
-
 
 @st.composite
 def groups(draw):
     """Sequences that share a few prompts, and masks: turns of an environment lie between targets."""
     sequences, masks = [], []
     for _ in range(draw(st.integers(1, 6))):
-        prompt, rest = (
-            draw(st.sampled_from(PROMPTS)),
-            draw(st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=5)),
-        )
+        prompt = draw(st.sampled_from([[5, 6], [5, 6, 1], [7]]))
+        rest = draw(st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=5))
         sequences.append(prompt + [token for token, _ in rest])
         masks.append(bytes(len(prompt)) + bytes(trained for _, trained in rest))
     return sequences, masks
@@ -31,8 +27,7 @@ def whole_sequences(batch):
     ends = torch.tensor(batch.lengths).cumsum(0).tolist()
     segments = [list(range(end - length, end)) for end, length in zip(ends, batch.lengths, strict=True)]
     return [
-        segments[prefix] + segment if prefix >= 0 else segment
-        for prefix, segment in zip(batch.prefixes, segments, strict=True)
+        (segments[prefix] if prefix >= 0 else []) + own for prefix, own in zip(batch.prefixes, segments, strict=True)
     ]
 
 
@@ -54,18 +49,12 @@ def test_every_target_is_predicted_behind_the_tokens_that_came_before_it(group, 
         assert ids == sum(sequences, []) and set(batch.prefixes) == {-1}
 
 
-def test_a_prompt_of_several_sequences_is_stored_once():
+def test_a_prompt_of_several_sequences_is_stored_once_with_what_stands_before_a_target():
     batch = pack_from([[5, 6, 7, 8], [1, 2], [5, 6, 9], [5, 6], [5, 6, 7, 7]], [2, 1, 2, 2, 2])
-    assert batch.token_ids.tolist() == [5, 6, 7, 1, 2, 7]
-    assert batch.positions.tolist() == [0, 1, 2, 0, 1, 2]
-    assert batch.lengths == (2, 1, 2, 1) and batch.prefixes == (-1, 0, -1, 0)
-    assert batch.loss_positions.tolist() == [1, 2, 3, 1, 1, 5]
-    assert batch.targets.tolist() == [7, 8, 2, 9, 7, 7]
-    assert batch.longest == 3
-
-
-def test_what_an_environment_says_between_two_turns_is_read_and_not_a_target():
-    """Both sequences share what stands before their first target; 7 and 8 answer a turn of the first."""
+    assert batch.token_ids.tolist() == [5, 6, 7, 1, 2, 7] and batch.positions.tolist() == [0, 1, 2, 0, 1, 2]
+    assert batch.lengths == (2, 1, 2, 1) and batch.prefixes == (-1, 0, -1, 0) and batch.longest == 3
+    assert batch.loss_positions.tolist() == [1, 2, 3, 1, 1, 5] and batch.targets.tolist() == [7, 8, 2, 9, 7, 7]
+    # 7 and 8 answer a turn of the first
     batch = pack([[5, 6, 1, 7, 8, 2], [5, 6, 3]], [b"\0\0\1\0\0\1", b"\0\0\1"])
     assert batch.token_ids.tolist() == [5, 6, 1, 7, 8] and batch.prefixes == (-1, 0)
     assert batch.targets.tolist() == [1, 2, 3] and batch.loss_positions.tolist() == [1, 4, 1]
@@ -74,8 +63,7 @@ def test_what_an_environment_says_between_two_turns_is_read_and_not_a_target():
 def test_routes_lie_beside_their_tokens():
     """Of a shared prompt the first sequence's; tokens that have none, and those that pad the batch, are marked."""
     sequences, firsts = [[5, 6, 7, 8, 4], [1, 2, 3], [5, 6, 9, 3]], [2, 1, 2]
-    routes = [[b"aa", b"bb", b"cc", b"dd"], [], [b"ee", b"ff", b"gg"]]
-    batch = pack_from(sequences, firsts, routes=routes)
+    batch = pack_from(sequences, firsts, routes=[[b"aa", b"bb", b"cc", b"dd"], [], [b"ee", b"ff", b"gg"]])
     assert batch.token_ids.tolist() == [5, 6, 7, 8, 1, 2, 3, 9]
     expected = [*b"aabbccdd", *b"\xff" * 6, *b"gg"]
     assert batch.routes.flatten().tolist() == expected
@@ -85,20 +73,10 @@ def test_routes_lie_beside_their_tokens():
         pack_from(sequences, firsts, routes=[[b"aa", b"b"], [], []])
 
 
-def test_no_sequences_give_one_token_without_target():
-    batch = pack([], [])
-    assert batch.tokens == 1 and batch.lengths == (1,) and batch.targets.shape == (0,)
-
-
-@pytest.mark.parametrize(
-    ("masks", "message"),
-    [
-        ([b"\0\1", b""], "sequence 1: a mask of 0 for 3"),
-        ([b"\0\1", b"\0\1"], "sequence 1: a mask of 2 for 3"),
-        ([b"\0\1", b"\1\1\1"], "sequence 1: .*first token cannot be a target"),
-        ([b"\0\1"], "2 sequences but 1"),
-    ],
-)
+@pytest.mark.parametrize(("masks", "message"), [
+    ([b"\0\1", b""], "sequence 1: a mask of 0 for 3"), ([b"\0\1", b"\0\1"], "sequence 1: a mask of 2 for 3"),
+    ([b"\0\1", b"\1\1\1"], "sequence 1: .*first token cannot be a target"), ([b"\0\1"], "2 sequences but 1"),
+])  # fmt: skip
 def test_a_mask_that_does_not_fit_is_refused(masks, message):
     with pytest.raises(ValueError, match=message):
         pack([[1, 2], [1, 2, 3]], masks)
@@ -107,27 +85,22 @@ def test_a_mask_that_does_not_fit_is_refused(masks, message):
 IDS = torch.zeros(3, dtype=torch.int64)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "prefixes", "loss_positions", "message"),
-    [
-        ((2,), (-1,), IDS[:0], "token_ids"),
-        ((3, 0), (-1, -1), IDS[:0], "at least one token"),
-        ((3,), (-1,), IDS, "loss_positions"),
-        ((2, 1), (-1, 1), IDS[:0], "segment 1 continues 1"),
-        ((2, 1), (-1,), IDS[:0], "1 prefixes for 2 segments"),
-    ],
-)
+@pytest.mark.parametrize(("lengths", "prefixes", "loss_positions", "message"), [
+    ((2,), (-1,), IDS[:0], "token_ids"), ((3, 0), (-1, -1), IDS[:0], "at least one token"),
+    ((3,), (-1,), IDS, "loss_positions"), ((2, 1), (-1, 1), IDS[:0], "segment 1 continues 1"),
+    ((2, 1), (-1,), IDS[:0], "1 prefixes for 2 segments"),
+])  # fmt: skip
 def test_shapes_that_contradict_each_other_are_refused(lengths, prefixes, loss_positions, message):
     with pytest.raises(ValueError, match=message):
         PackedBatch(IDS, IDS, lengths, prefixes, loss_positions, IDS[:0])
 
 
-def test_rounding_up_adds_a_segment_of_stand_ins():
-    batch = pack([[5, 6, 7], [8, 9]], [b"\0\1\1", b"\0\1"])
-    rounded = round_up(batch, 4)
+def test_rounding_up_adds_a_segment_of_stand_ins_and_no_sequences_give_one_token():
+    rounded = round_up(pack([[5, 6, 7], [8, 9]], [b"\0\1\1", b"\0\1"]), 4)
     assert rounded.token_ids.tolist() == [5, 6, 7, 8, 9, 0, 0, 0] and rounded.positions.tolist()[5:] == [0, 1, 2]
     assert rounded.lengths == (3, 2, 3) and rounded.prefixes == (-1, -1, -1)
     assert rounded.loss_positions.tolist() == [0, 1, 3, 0] and rounded.targets.tolist() == [6, 7, 9, 0]
     assert round_up(rounded, 4) is rounded
-    empty = round_up(pack([], []), 2)
-    assert empty.tokens == 2 and len(empty.targets) == 0
+    empty = pack([], [])
+    assert empty.tokens == 1 and empty.lengths == (1,) and empty.targets.shape == (0,)
+    assert round_up(empty, 2).tokens == 2 and len(round_up(empty, 2).targets) == 0

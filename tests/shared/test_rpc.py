@@ -1,14 +1,13 @@
 """The controller's wire over real sockets: nothing is lost or late, a failure ends the wait, strangers go unheard."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
 import resource
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -20,26 +19,28 @@ import torch
 import torch.distributed as dist
 import zmq
 
-from shared.errors import DeadlineExceeded, RunError
-from shared.launch import launch_folder
-from shared.launch.calls import CallReply, CallRequest, call, request
+from shared.errors import ConfigError, DeadlineExceeded, RunError
+from shared.launch import adaptive_deadline, launch_folder, rpc, sockets
+from shared.launch.adaptive_deadline import AdaptiveDeadline
+from shared.launch.batch_queue import BatchQueue
+from shared.launch.calls import CallReply, CallRequest, RankClient, call, request
 from shared.launch.messages import EngineEnded, Finished, RankFailed, Register
-from shared.launch.ranks import Kind, Role
-from shared.launch.rpc import EngineLink, Hub, TrainerLink, framed
-from shared.launch.sockets import FRAME_BYTES, OPEN_FILES, raise_open_files, refused
+from shared.launch.ranks import Role
+from shared.launch.sockets import FRAME_BYTES, OPEN_FILES, raise_open_files, reachable_address, refused
+from shared.sections import Deadlines
 from shared.types import Completion
+from tests.asynchronous import asynchronous
 
 pytestmark = pytest.mark.timeout(300)
 RANKS = range(1, 4)
-ENOUGH_S = 60.0
+ENOUGH_S = 200.0
 """for what takes no time"""
 
 
-def role(rank: int, store: dist.Store, folder: Path | None = None) -> Role:
+def role(rank: int, store: dist.Store, folder: Path | None = None, master: str = "127.0.0.1") -> Role:
     """folder: of the sockets of one node; None: as on several nodes."""
-    kind: Kind = "engine" if rank else "controller"
-    one_node, device = folder is not None, torch.device("cpu")
-    return Role(kind, rank, 4, rank, one_node, "127.0.0.1", device, store, folder=folder or Path())
+    kind, device = "engine" if rank else "controller", torch.device("cpu")
+    return Role(kind, rank, 4, rank, folder is not None, master, device, store, folder=folder or Path())
 
 
 @pytest.fixture(params=["one node", "several nodes"])
@@ -53,7 +54,7 @@ def folder(request: pytest.FixtureRequest) -> Iterator[Path | None]:
 
 
 @asynccontextmanager
-async def listening(hub: Hub) -> AsyncIterator[Hub]:
+async def listening(hub: rpc.Hub) -> AsyncIterator[rpc.Hub]:
     """A hub that receives; it is closed afterwards."""
     receiving = asyncio.ensure_future(hub.receive())
     try:
@@ -65,11 +66,11 @@ async def listening(hub: Hub) -> AsyncIterator[Hub]:
 
 
 @asynccontextmanager
-async def wired(folder: Path | None) -> AsyncIterator[tuple[Hub, list[EngineLink], dist.Store]]:
+async def wired(folder: Path | None, master: str = "127.0.0.1") -> AsyncIterator[tuple[Any, ...]]:
     """A hub and three engines' ends that have registered."""
     store = dist.HashStore()
-    async with listening(Hub(role(0, store, folder))) as hub:
-        links = [EngineLink(role(rank, store, folder)) for rank in RANKS]
+    async with listening(rpc.Hub(role(0, store, folder, master))) as hub:
+        links = [rpc.EngineLink(role(rank, store, folder)) for rank in RANKS]
         try:
             for link in links:
                 await link.register()
@@ -80,23 +81,13 @@ async def wired(folder: Path | None) -> AsyncIterator[tuple[Hub, list[EngineLink
                 link.close()
 
 
-def within(work: Callable[[], Coroutine[Any, Any, None]], seconds: float = 240) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(seconds):
-            await work()
-
-    asyncio.run(bounded())
-
-
-def on_wire(work: Callable[[Hub, list[EngineLink], dist.Store], Coroutine[Any, Any, None]]) -> Callable[..., None]:
+def on_wire(work: Callable[..., Any]) -> Callable[..., None]:
     """A test with a hub and three engines, on one node and on several."""
 
-    def test(folder: Path | None) -> None:
-        async def scene() -> None:
-            async with wired(folder) as (hub, links, store):
-                await work(hub, links, store)
-
-        within(scene)
+    @asynchronous
+    async def test(folder: Path | None) -> None:
+        async with wired(folder) as (hub, links, store):
+            await work(hub, links, store)
 
     return test
 
@@ -116,12 +107,14 @@ class Echo:
     def sums(self, numbers: list[int]) -> list[float]:
         return [0.5] * FRAME_BYTES + [float(sum(numbers))]
 
+    @call("silence", deadline=0.5)
+    def silence(self) -> None: ...
+
     @call("stop", deadline=10, last=True)
     def stop(self) -> None: ...
 
 
 def asked(number: int) -> CallRequest[int]:
-    """A call that carries a number."""
     return request(Echo.step, number)
 
 
@@ -129,17 +122,21 @@ def completion(group: int, index: int = 0) -> Finished:
     return Finished([Completion(group, index, 0)])
 
 
-async def answer(link: EngineLink, reply: Callable[[int], Any]) -> None:
-    """Answer every call with what `reply` makes of its number; None: not at all."""
+def same(value: Any) -> Any:
+    return value
+
+
+async def answer(link: rpc.EngineLink, reply: Callable[[Any], Any]) -> None:
+    """Answer every call with what `reply` makes of its result; None: not at all."""
     async for call_id, called in link.calls(Echo):
         if (value := reply(called.run(Echo()))) is not None:
             await link.send(call_id, value if isinstance(value, RankFailed) else CallReply(value))
 
 
 @asynccontextmanager
-async def answering(*replies: tuple[EngineLink, Callable[[int], Any]]) -> AsyncIterator[None]:
-    """Engines that answer all calls meanwhile."""
-    tasks = [asyncio.ensure_future(answer(link, reply)) for link, reply in replies]
+async def answering(links: list[rpc.EngineLink], *replies: Callable[[Any], Any]) -> AsyncIterator[None]:
+    """Engines that answer all calls meanwhile, each in its way."""
+    tasks = [asyncio.ensure_future(answer(link, reply)) for link, reply in zip(links, replies, strict=True)]
     yield
     for task in tasks:
         task.cancel()
@@ -152,10 +149,9 @@ async def test_a_call_to_a_rank_that_has_gone_waits_for_the_report_of_its_death(
     for _ in range(20):  # until the hub's socket has noticed
         await hub.post(2, asked(0))
         await asyncio.sleep(0.02)
-    async with answering((links[0], lambda number: number)):
-        dead, living = await asyncio.gather(
-            hub.call(2, asked(1), 2), hub.call(1, asked(5), ENOUGH_S), return_exceptions=True
-        )
+    async with answering(links[:1], same):
+        calls = hub.call(2, asked(1), 0.5), hub.call(1, asked(5), ENOUGH_S)
+        dead, living = await asyncio.gather(*calls, return_exceptions=True)
     assert isinstance(dead, DeadlineExceeded) and "rank 2" in str(dead) and living == 5
 
 
@@ -163,7 +159,7 @@ async def test_a_call_to_a_rank_that_has_gone_waits_for_the_report_of_its_death(
 async def test_no_message_waits_for_the_next_one(hub, links, store):
     """Sends and receives cross thousands of times: whoever sends may take the word that something has arrived."""
 
-    async def tell(link: EngineLink) -> None:
+    async def tell(link: rpc.EngineLink) -> None:
         for number in range(1000):
             await link.send(0, completion(number, link.role.rank))
 
@@ -171,7 +167,7 @@ async def test_no_message_waits_for_the_next_one(hub, links, store):
         for number in range(300):
             assert await hub.call(rank, asked(number), ENOUGH_S) == 2 * number
 
-    async with answering(*((link, lambda number: 2 * number) for link in links)):
+    async with answering(links, *[(2).__mul__] * 3):
         await asyncio.gather(*map(tell, links), *map(ask, RANKS))
     seen: dict[int, list[int]] = {rank: [] for rank in RANKS}
     while sum(map(len, seen.values())) < 3000:
@@ -182,28 +178,69 @@ async def test_no_message_waits_for_the_next_one(hub, links, store):
 
 
 @on_wire
-async def test_all_are_called_and_answer_in_their_order(hub, links, store):
-    async with answering(*((link, (10**place).__mul__) for place, link in enumerate(links))):
-        assert await hub.call_all(dict.fromkeys(RANKS, asked(2)), ENOUGH_S) == [2, 20, 200]
-        assert await hub.call_all({rank: asked(rank) for rank in RANKS}, ENOUGH_S) == [1, 20, 300]
+async def test_a_client_calls_all_ranks_and_the_late_the_failed_and_the_wrong_are_named(hub, links, store):
+    client = RankClient(hub, RANKS, Deadlines())
+    async with answering(links, *((10**place).__mul__ for place in range(3))):
+        assert await client.call(Echo.step, 2) == [2, 20, 200]
+        assert await client.call_each([asked(rank) for rank in RANKS]) == [1, 20, 300]
         assert await hub.call_all({}, ENOUGH_S) == []
-
-
-@on_wire
-async def test_one_failure_ends_the_wait_for_all(hub, links, store):
-    """Though rank 1 never answers."""
-    async with answering(*((link, lambda _: RankFailed("RunError", "no memory", "")) for link in links[1:])):
+    async with answering(links, same, str, same):
+        with pytest.raises(RunError, match="engine rank 2 answered 'step 1' wrongly: Expected `int`, got `str`"):
+            await client.call(Echo.step, 1)
+    failed = RankFailed("RunError", "no memory", "")
+    async with answering(links[1:], lambda _: failed, lambda _: failed):  # though rank 1 never answers
         with pytest.raises(RunError, match="engine rank [23]: no memory"):
-            await hub.call_all(dict.fromkeys(RANKS, asked(1)), ENOUGH_S)
+            await client.call(Echo.step, 1)
 
 
 @on_wire
 async def test_whoever_is_late_is_named(hub, links, store):
-    async with answering((links[1], lambda number: number)):
+    async with answering(links[1:2], same):
         with pytest.raises(DeadlineExceeded, match="engine rank 1, engine rank 3") as late:
-            await hub.call_all(dict.fromkeys(RANKS, asked(1)), 2.0)
+            await hub.call_all(dict.fromkeys(RANKS, asked(1)), 1.0)
         assert "in phase 'step 1' (raise deadlines.step_s" in str(late.value) and "rank 2" not in str(late.value)
         assert await hub.call(2, asked(3), ENOUGH_S) == 3
+        with pytest.raises(DeadlineExceeded, match=r"in phase 'silence' \(no setting") as late:
+            await RankClient(hub, RANKS, Deadlines()).call(Echo.silence)
+        assert late.value.deadline_s == 0.5
+
+
+@pytest.mark.parametrize(("setting_s", "took_s", "expected_s"), [
+    (3600, [], 3600),  # the first: all of the setting
+    (3600, [2.0, 1.0], 360),  # a tenth of the setting
+    (3600, [50.0, 1.0], 500),  # ten times the longest
+    (3600, [1000.0], 3600),
+    (900, [0.1], 120),  # a busy machine
+    (20, [0.1], 20),
+])  # fmt: skip
+def test_a_deadline_is_ten_times_the_longest_so_far_within_bounds(setting_s, took_s, expected_s):
+    patience = AdaptiveDeadline()
+    for seconds in took_s:
+        patience.took("step", seconds)
+    assert patience("step", setting_s) == expected_s and patience("another", setting_s) == setting_s
+
+
+@asynchronous
+async def test_a_call_that_hangs_is_noticed_by_what_such_calls_took(monkeypatch, tmp_path):
+    monkeypatch.setattr(adaptive_deadline, "LEAST_S", 0.0)
+    async with wired(tmp_path) as (hub, links, _), answering(links, *[lambda number: number or None] * 3):
+        await hub.call_all(dict.fromkeys(RANKS, asked(1)), 3600)
+        hub.patience.longest["Echo.step"] = 1 / 36000  # so that a tenth of the setting, 0.5 s, decides
+        began = time.monotonic()
+        with pytest.raises(DeadlineExceeded, match="far longer than it ever took"):
+            await hub.call_all(dict.fromkeys(RANKS, asked(0)), 5)
+        assert time.monotonic() - began > 0.4
+
+
+@asynchronous
+async def test_a_rank_whose_engine_starts_again_may_be_late(tmp_path):
+    async with wired(tmp_path) as (hub, links, _), answering(links[::2], same, same):
+        excused = {2}
+        asyncio.get_running_loop().call_later(1.2, excused.clear)
+        began = time.monotonic()
+        with pytest.raises(DeadlineExceeded, match="engine rank 2"):
+            await hub.call_all(dict.fromkeys(RANKS, asked(1)), 0.5, lambda: excused)
+        assert time.monotonic() - began > 1.2
 
 
 def speak(store: dist.Store, identity: bytes, *messages: list[bytes], keys: bool = True) -> None:
@@ -216,7 +253,7 @@ def speak(store: dist.Store, identity: bytes, *messages: list[bytes], keys: bool
     line.connect(endpoint.decode())
     for frames in messages:
         line.send_multipart(frames)
-    line.close(linger=20_000 if keys else 0)
+    line.close(linger=200_000 if keys else 0)
 
 
 async def refusals(most: int) -> int:
@@ -229,7 +266,7 @@ async def refusals(most: int) -> int:
 
 
 def event(message: Any) -> bytes:
-    return framed(0, msgspec.msgpack.encode(message))
+    return rpc.framed(0, msgspec.msgpack.encode(message))
 
 
 DONE, HELLO = event(EngineEnded(0, "")), event(Register("engine", 2, 1, "h"))
@@ -256,7 +293,7 @@ async def test_messages_of_another_shape_and_of_other_ranks_are_dropped_and_coun
 
 
 @on_wire
-async def test_only_the_rank_that_was_asked_can_answer(hub, links, store):
+async def test_only_the_rank_that_was_asked_can_answer_and_a_late_answer_is_nobodys_attack(hub, links, store):
     before, waiting = refused.total, asyncio.ensure_future(hub.call(1, asked(1), ENOUGH_S))
     await asyncio.sleep(0)
     await links[1].send(1, CallReply(666))
@@ -264,100 +301,114 @@ async def test_only_the_rank_that_was_asked_can_answer(hub, links, store):
     assert await refusals(before + 2) == before + 2 and not waiting.done()
     await links[0].send(1, CallReply(3))
     assert await waiting == 3
-
-
-@on_wire
-async def test_a_late_answer_to_a_cancelled_call_is_nobodys_attack(hub, links, store):
-    before = refused.total
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("shared.launch.rpc.MOST_GIVEN_UP", 2)
-        for _ in range(3):  # as after Ctrl-C
+        patch.setattr(rpc, "MOST_GIVEN_UP", 2)
+        for _ in range(3):  # calls 2 to 4, as after Ctrl-C
             given_up = asyncio.ensure_future(hub.call(1, asked(1), ENOUGH_S))
             await asyncio.sleep(0)
             given_up.cancel()
             await asyncio.gather(given_up, return_exceptions=True)
-    await links[1].send(3, CallReply(666))  # another rank's
-    assert await refusals(before + 1) == before + 1
-    for number in (3, 2, 3, 1):  # 3 comes a second time, and 1 is so long ago that it is forgotten
-        await links[0].send(number, CallReply(3))
+    await links[1].send(4, CallReply(666))  # another rank's
     assert await refusals(before + 3) == before + 3
+    for number in (4, 3, 4, 2):  # 4 comes a second time, and 2 is so long ago that it is forgotten
+        await links[0].send(number, CallReply(3))
+    assert await refusals(before + 5) == before + 5
     waiting = asyncio.ensure_future(hub.call(1, asked(4), ENOUGH_S))
     await asyncio.sleep(0)
-    await links[0].send(4, CallReply(4))
-    assert await waiting == 4 and refused.total == before + 3
+    await links[0].send(5, CallReply(4))
+    assert await waiting == 4 and refused.total == before + 5
 
 
 @on_wire
-async def test_long_messages_arrive_whole_in_both_directions(hub, links, store):
-    async def echo() -> None:
-        async for call_id, called in links[0].calls(Echo):
-            await links[0].send(call_id, CallReply(called.run(Echo())))
+async def test_messages_are_whole_up_to_a_limit_and_dropped_and_counted_above_it(hub, links, store):
+    numbers, before = list(range(FRAME_BYTES // 2)), refused.total
+    async with answering(links[:1], same):
+        sums = await hub.call(1, request(Echo.sums, numbers), ENOUGH_S)
+        assert sums[-1] == sum(numbers) and len(sums) == FRAME_BYTES + 1
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rpc, "MESSAGE_BYTES", 3 << 20)
+            with pytest.raises(DeadlineExceeded, match="in phase 'sums'"):
+                await hub.call(1, request(Echo.sums, []), 1.0)
+            assert await refusals(before + 1) == before + 1
+        assert await hub.call(1, asked(3), ENOUGH_S) == 3, "the next call is as ever"
 
-    echoing, numbers = asyncio.ensure_future(echo()), list(range(FRAME_BYTES // 2))
-    sums = await hub.call(1, request(Echo.sums, numbers), ENOUGH_S)
-    assert sums[-1] == sum(numbers) and len(sums) == FRAME_BYTES + 1
-    echoing.cancel()
+
+@on_wire
+async def test_a_call_that_cannot_be_read_is_reported_to_the_caller(hub, links, store):
+    serving = asyncio.ensure_future(answer(links[0], same))
+    with pytest.raises(RunError, match="engine rank 1: Echo cannot read a call: Expected `int`, got `str`"):
+        await hub.call(1, asked("4"), ENOUGH_S)
+    with pytest.raises(RunError, match="cannot read a call"):
+        await serving
 
 
-def test_who_has_no_key_is_refused_and_cannot_fill_the_memory() -> None:
+@asynchronous
+async def test_who_has_no_key_is_refused_and_cannot_fill_the_memory():
     """On several nodes: garbage, another protocol, no authentication, other keys, a frame of 800 MB, and silence."""
-
-    async def listen() -> None:
-        async with wired(None) as (hub, links, store):
-            address = store.get("hub").split(b" ")[0].decode()
-            host, port = address.removeprefix("tcp://").split(":")
-            before, memory = refused.total, psutil.Process().memory_info().rss
-            lines = [socket.create_connection((host, int(port))) for _ in range(20)]
-            greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
-            plain = greeting.replace(b"CURVE", b"NULL\0")
-            giant = greeting + b"\x06" + (800 << 20).to_bytes(8, "big") + bytes(8 << 20)
-            for line, payload in zip(lines, (os.urandom(5000), b"GET / HTTP/1.1\r\n" * 9, plain, giant), strict=False):
-                with contextlib.suppress(OSError):
-                    line.setblocking(False)
-                    line.send(payload)
-            speak(store, b"1:stranger", [framed(0, b"x")], keys=False)
-            stranger = zmq.Context.instance().socket(zmq.DEALER)
-            stranger.curve_serverkey = store.get("hub").split(b" ")[1]
-            stranger.curve_publickey, stranger.curve_secretkey = zmq.curve_keypair()
-            stranger.connect(address)
-            assert await refusals(before + 4) >= before + 4
-            stranger.close(linger=0)
-            assert psutil.Process().memory_info().rss - memory < 100 << 20
-            await links[0].send(0, completion(5))
-            assert len(await hub.events.take()) == 1
-            for line in lines:
-                line.close()
-
-    within(listen)
+    async with wired(None) as (hub, links, store):
+        address = store.get("hub").split(b" ")[0].decode()
+        host, port = address.removeprefix("tcp://").split(":")
+        before, memory = refused.total, psutil.Process().memory_info().rss
+        lines = [socket.create_connection((host, int(port))) for _ in range(20)]
+        greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+        giant = greeting + b"\x06" + (800 << 20).to_bytes(8, "big") + bytes(8 << 20)
+        plain = greeting.replace(b"CURVE", b"NULL\0")
+        for line, payload in zip(lines, (os.urandom(5000), b"GET / HTTP/1.1\r\n" * 9, plain, giant), strict=False):
+            with contextlib.suppress(OSError):
+                line.setblocking(False)
+                line.send(payload)
+        speak(store, b"1:stranger", [rpc.framed(0, b"x")], keys=False)
+        stranger = zmq.Context.instance().socket(zmq.DEALER)
+        stranger.curve_serverkey = store.get("hub").split(b" ")[1]
+        stranger.curve_publickey, stranger.curve_secretkey = zmq.curve_keypair()
+        stranger.connect(address)
+        assert await refusals(before + 4) >= before + 4
+        stranger.close(linger=0)
+        assert psutil.Process().memory_info().rss - memory < 100 << 20
+        await links[0].send(0, completion(5))
+        assert len(await hub.events.take()) == 1
+        for line in lines:
+            line.close()
 
 
-def test_a_trainers_end_answers_one_call_after_the_other_and_goes_on_after_an_error_that_it_survives(
-    folder: Path | None,
-) -> None:
+@asynchronous
+async def test_a_trainers_end_answers_one_call_after_the_other_and_goes_on_after_an_error_that_it_survives(folder):
     store = dist.HashStore()
 
     def trainer() -> None:
-        link = TrainerLink(role(1, store, folder))
+        link = rpc.TrainerLink(role(1, store, folder))
         link.serve(Echo())
         link.close()
 
-    async def drive() -> None:
-        async with listening(Hub(role(0, store, folder))) as hub:
-            thread = threading.Thread(target=trainer, daemon=True)
-            thread.start()
-            await hub.wait_for_ranks(range(1, 2), ENOUGH_S)
-            calls = [hub.call(1, asked(number), ENOUGH_S) for number in range(20)]
-            assert await asyncio.gather(*calls) == list(range(20))
-            with pytest.raises(RunError, match="rank 1: negative learning rate"):
-                await hub.call(1, request(Echo.careful_step), ENOUGH_S)
-            await hub.call(1, request(Echo.stop), ENOUGH_S)
-            await asyncio.to_thread(thread.join, ENOUGH_S)
-            assert not thread.is_alive()
-
-    within(drive)
+    async with listening(rpc.Hub(role(0, store, folder))) as hub:
+        thread = threading.Thread(target=trainer, daemon=True)
+        thread.start()
+        await hub.wait_for_ranks(range(1, 2), ENOUGH_S)
+        calls = [hub.call(1, asked(number), ENOUGH_S) for number in range(20)]
+        assert await asyncio.gather(*calls) == list(range(20))
+        with pytest.raises(RunError, match="rank 1: negative learning rate"):
+            await hub.call(1, request(Echo.careful_step), ENOUGH_S)
+        await hub.call(1, request(Echo.stop), ENOUGH_S)
+        await asyncio.to_thread(thread.join, ENOUGH_S)
+        assert not thread.is_alive()
 
 
-def test_a_controller_may_open_as_many_files_as_the_system_lets_it() -> None:
+@asynchronous
+async def test_whoever_gives_up_taking_from_a_queue_loses_nothing_and_all_that_gathered_comes_at_once():
+    queue: BatchQueue[int] = BatchQueue()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(queue.take(), 0.01)
+    queue.put(1)
+    queue.put(2)
+    assert await queue.take() == [1, 2] and len(queue) == 0
+    waiting = asyncio.ensure_future(queue.take())
+    await asyncio.sleep(0.01)
+    assert not waiting.done(), "nothing is taken twice"
+    queue.put(3)
+    assert await waiting == [3]
+
+
+def test_a_controller_may_open_as_many_files_as_the_system_lets_it():
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
@@ -366,3 +417,30 @@ def test_a_controller_may_open_as_many_files_as_the_system_lets_it() -> None:
         assert soft == (OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard))
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+@pytest.mark.parametrize(("master", "means", "expected"), [
+    ("10.0.0.7", ["10.0.0.7"], "10.0.0.7"),
+    ("fd00::7", ["fd00::7"], "[fd00::7]"),
+    ("::1", ["::1"], "[::1]"),
+    ("127.0.0.1", ["127.0.0.1"], "127.0.0.1"),
+    ("node0", ["127.0.1.1"], "10.0.0.7"),  # Debian's /etc/hosts: the address from which this host speaks
+    ("node0", ["127.0.1.1", "fd00::7"], "[fd00::7]"),
+])  # fmt: skip
+def test_several_nodes_meet_at_an_address_that_others_can_reach(monkeypatch, master, means, expected):
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", (address, 0)) for address in means])
+    monkeypatch.setattr(sockets, "_speaks_from", lambda target: "" if ":" in target else "10.0.0.7")
+    monkeypatch.setattr(sockets, "_is_ours", lambda address: True)
+    assert reachable_address(role(0, dist.HashStore(), master=master)) == expected
+
+
+def test_a_master_that_is_no_address_of_this_host_is_refused(monkeypatch):
+    monkeypatch.setattr(sockets, "_speaks_from", lambda target: "")
+    with pytest.raises(ConfigError, match="--master-addr"):
+        reachable_address(role(0, dist.HashStore(), master="192.0.2.250"))
+
+
+@asynchronous
+async def test_ranks_meet_over_ipv6():
+    async with wired(None, "::1"):
+        pass

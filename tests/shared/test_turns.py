@@ -1,8 +1,5 @@
 """Episodes of several turns, exact to the token: what is trained is what was sampled and what the environment said."""
 
-from __future__ import annotations
-
-import json
 import random
 from pathlib import Path
 
@@ -13,6 +10,7 @@ from rollout.output_collector import copy_unfinished, extend
 from shared.chat import Chat
 from shared.errors import ModelError
 from shared.types import CONTEXT, Completion, Group, Problem, Prompt, Turn
+from tests.shared.test_chat import write_tokenizer
 from trainer.objectives.sequences import sequence_of
 
 FOLDER = Path(__file__).parent / "chat_templates"
@@ -24,50 +22,36 @@ ENDS = {
     "ours": "<|end|>", "llama3": "<|eot_id|>", "llama3_1": "<|eot_id|>", "phi3": "<|end|>", "qwen2_5": "<|im_end|>",
     "qwen3": "<|im_end|>", "qwen3_instruct_2507": "<|im_end|>",
 }  # fmt: skip
-REWRITING = {"qwen3"}
 
 
 def chat_of(folder: Path, name: str) -> Chat:
-    """A byte-level tokenizer with the control tokens of all families, and the template of one."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-
-    vocabulary = [*CONTROL, *sorted(pre_tokenizers.ByteLevel.alphabet()), "ab", "he", "in"]
-    merges = [("a", "b"), ("h", "e"), ("i", "n")]
-    tokenizer = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(vocabulary)}, merges=merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(CONTROL)
-    tokenizer.save(str(folder / "tokenizer.json"))
+    """A tokenizer with the control tokens of all families, and the template of one."""
     template = CHAT_TEMPLATE if name == "ours" else (FOLDER / f"{name}.jinja").read_text(encoding="utf-8")
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, "eos_token": ENDS[name]}
-    settings["bos_token"] = "<|begin_of_text|>"
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    settings = {"chat_template": template, "eos_token": ENDS[name], "bos_token": "<|begin_of_text|>"}
+    write_tokenizer(folder, CONTROL, [("a", "b"), ("h", "e"), ("i", "n")], **settings)
     return Chat(folder)
 
 
 @pytest.mark.parametrize("name", ENDS)
 def test_what_is_trained_is_what_was_sampled_and_what_was_said(tmp_path: Path, name: str) -> None:
     """Random transcripts, spelling control tokens too; log-probs and versions stay with the sampled tokens."""
-    chat, draw = chat_of(tmp_path, name), random.Random(7)
-    ordinary = len(chat.tokenizer)
-    changed = 0
+    chat, draw, changed = chat_of(tmp_path, name), random.Random(7), 0
+    control = set(chat.tokenizer.convert_tokens_to_ids(CONTROL))
     for number in range(100):
         prompt = Prompt(number, Problem("1", "?", "1"), chat.render("Guess.", ""))
         completion, expected, logprobs, version = Completion(number, 0, 0), [], [], 0
         for turn in range(draw.randint(1, 4)):
             if turn:
                 text = "".join(draw.choice(["ab", "é", " x", *CONTROL]) for _ in range(draw.randint(0, 6)))
-                said = chat.bridge([("user", text)])
-                spelt = chat.encode_plain(text)
-                assert not set(spelt) & {chat.tokenizer.convert_tokens_to_ids(token) for token in CONTROL}
-                assert chat.tokenizer.decode(spelt) == text, "the text is there, as text"
-                completion.token_ids += said
-                completion.logprobs += [0.0] * len(said)
-                expected += [(token, CONTEXT) for token in said]
+                between, spelt = chat.bridge([("user", text)]), chat.encode_plain(text)
+                assert not control & {*spelt} and chat.tokenizer.decode(spelt) == text, "the text is there, as text"
+                completion.token_ids += between
+                completion.logprobs += [0.0] * len(between)
+                expected += [(token, CONTEXT) for token in between]
                 assert not completion.waiting and not completion.turn_begun
             start = len(completion.token_ids)
             for _ in range(draw.randint(1, 3)):  # chunks of one engine step or more, under versions that grow
-                sampled = [draw.randrange(ordinary) for _ in range(draw.randint(1, 5))]
+                sampled = [draw.randrange(len(chat.tokenizer)) for _ in range(draw.randint(1, 5))]
                 values = [-draw.random() for _ in sampled]
                 extend(completion, sampled, values, version, engine=0)
                 expected += [(token, 1) for token in sampled]
@@ -81,7 +65,7 @@ def test_what_is_trained_is_what_was_sampled_and_what_was_said(tmp_path: Path, n
             completion.turns.append(Turn(start, len(completion.token_ids)))
             assert completion.waiting and completion.last_turn == completion.token_ids[start:]
         one = sequence_of(Group(prompt, [completion], [None]), completion, [0.5])
-        places = [(token, kind) for token, kind in zip(one.token_ids, one.mask, strict=True)]
+        places = list(zip(one.token_ids, one.mask, strict=True))
         assert places == [*((token, CONTEXT) for token in prompt.token_ids), *expected]
         assert one.columns["behaviour"] == logprobs and one.advantages == [0.5] * len(completion.turns)
         assert completion.sampled_tokens == len(logprobs) == sum(span.end - span.start for span in completion.spans)
@@ -91,7 +75,7 @@ def test_what_is_trained_is_what_was_sampled_and_what_was_said(tmp_path: Path, n
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_bridges_stand_where_the_template_puts_them(tmp_path: Path, name: str) -> None:
+def test_bridges_stand_where_the_template_puts_them_and_one_that_rewrites_its_history_is_refused(tmp_path, name):
     chat = chat_of(tmp_path, name)
     turns = [{"role": "user", "content": "Guess."}]
     stitched = chat.encode(chat.render_turns(turns))
@@ -99,13 +83,8 @@ def test_bridges_stand_where_the_template_puts_them(tmp_path: Path, name: str) -
         turns += [{"role": "assistant", "content": answer}, {"role": "user", "content": reply}]
         stitched += [*chat.encode(answer), chat.eos_id, *chat.bridge([("user", reply)])]
     assert stitched == chat.encode(chat.render_turns(turns))
-
-
-@pytest.mark.parametrize("name", ENDS)
-def test_a_template_that_rewrites_its_history_is_refused_by_name(tmp_path: Path, name: str) -> None:
-    chat = chat_of(tmp_path, name)
     for system in ("", "Be brief."):
-        if name in REWRITING:
+        if name == "qwen3":
             with pytest.raises(ModelError, match=r"drops the reasoning of earlier turns.*environment\.history"):
                 chat.check_history(system)
         else:

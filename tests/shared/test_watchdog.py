@@ -1,13 +1,11 @@
 """Two real processes: a frozen one is noticed, named, shown with its stack, and killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -19,9 +17,9 @@ import zmq
 from shared.launch import deaths, launch_folder, watchdog
 from shared.launch.ranks import Role
 from shared.launch.sockets import refused
+from tests.process import ENVIRONMENT, started, until
 
 SCENE = Path(__file__).with_name("rank_scene.py")
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SCENE.parents[2])}
 HEARTBEAT_S = 10.0  # well above what importing takes on a busy machine
 GUARD_S = 300
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -31,13 +29,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def scene(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
     """A controller and a trainer, once they have met."""
     ranks = [
-        subprocess.Popen(
-            [sys.executable, str(SCENE), str(rank), str(tmp_path), str(HEARTBEAT_S)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT,
-        )
+        subprocess.Popen([sys.executable, str(SCENE), str(rank), str(tmp_path), str(HEARTBEAT_S)],
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
         for rank in (0, 1)
     ]  # fmt: skip
-    assert ranks[0].stdout is not None
     assert [ranks[0].stdout.readline() for _ in range(2)] == ["norm 1.0\n", "ready\n"]
     yield ranks
     for process in ranks:
@@ -57,8 +52,11 @@ def test_a_frozen_rank_is_named_shown_and_killed(scene, tmp_path: Path, frozen: 
         assert "Thread" in (tmp_path / f"rank{rank}.txt").read_text(), "every process wrote its stacks"
 
 
-def test_the_controller_reads_of_a_death_long_before_a_heart_is_missed(scene, tmp_path: Path) -> None:
+def test_the_controller_reads_of_requests_and_deaths_long_before_a_heart_is_missed(scene, tmp_path: Path) -> None:
     """The parent of a node's ranks appends lines to a file that the controller makes."""
+    scene[1].send_signal(signal.SIGTERM)
+    assert scene[0].stdout.readline().startswith("asked SIGTERM trainer 0 (rank 1, pid")
+    assert scene[1].poll() is None
     reports = tmp_path / deaths.deaths_file(0)
     assert reports.read_text() == ""
     with reports.open("a") as file:
@@ -69,12 +67,6 @@ def test_the_controller_reads_of_a_death_long_before_a_heart_is_missed(scene, tm
         file.write(' killed"]\n[1, "again"]\n')
     _, printed = scene[0].communicate(timeout=GUARD_S)
     assert printed.splitlines()[-1] == "trainer 0 was killed"
-
-
-def test_a_rank_that_is_asked_to_end_tells_the_controller_and_lives(scene):
-    scene[1].send_signal(signal.SIGTERM)
-    assert scene[0].stdout.readline().startswith("asked SIGTERM trainer 0 (rank 1, pid")
-    assert scene[1].poll() is None
 
 
 VICTIM = """
@@ -99,78 +91,53 @@ else:
     print("ready", flush=True)
     spin()
 """
-REPORTER = """
-import os, subprocess, sys, time
-from shared.launch import watchdog
-folder = sys.argv[1]
-names = ("hangs", "moves", "moves too")
-victims = [
-    subprocess.Popen([sys.executable, "-c", sys.argv[2], folder, name], stdout=subprocess.PIPE) for name in names
-]
-for victim in victims:
-    assert victim.stdout.readline() == b"ready\\n"
-time.sleep(0.2)
-peers = [watchdog.Peer(rank, "trainer", victim.pid, os.uname().nodename, "x") for rank, victim in enumerate(victims)]
-began = time.monotonic()
-watchdog.report_hang("a test", peers, folder, kill=False)
-print([victim.poll() for victim in victims], time.monotonic() - began < 60, flush=True)
-for victim in victims:
-    victim.kill()
-"""
 
 
-def run_python(*arguments: str, wrapper: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    command = [*wrapper, sys.executable, "-c", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S, env=ENVIRONMENT)
-
-
-def test_a_process_that_hangs_in_a_library_and_one_that_moves_both_show_their_stacks_and_live_on(tmp_path: Path):
-    reporter = run_python(REPORTER, str(tmp_path), VICTIM)
-    assert reporter.stdout.strip() == "[None, None, None] True", reporter.stdout + reporter.stderr
+def test_a_process_that_hangs_in_a_library_and_one_that_moves_both_show_their_stacks_and_live_on(tmp_path, capfd):
+    names = ["hangs", "moves", "moves too"]
+    victims = [started(VICTIM, tmp_path, name) for name in names]
+    try:
+        assert [victim.stdout.readline() for victim in victims] == ["ready\n"] * 3
+        host = os.uname().nodename
+        peers = [watchdog.Peer(rank, "trainer", victim.pid, host, "x") for rank, victim in enumerate(victims)]
+        watchdog.report_hang("a test", peers, str(tmp_path), kill=False)
+        assert [victim.poll() for victim in victims] == [None] * 3
+    finally:
+        for victim in victims:
+            victim.kill()
+            victim.communicate()
     assert "most recent call first" in (tmp_path / "hangs.txt").read_text()
-    for name in ("moves", "moves too"):
-        assert (tmp_path / f"{name}.txt").read_text().count("in spin") >= 4, "every thread"
-    assert "stopped: a test" in reporter.stderr and "stacks of all processes" in reporter.stderr
+    assert all((tmp_path / f"{name}.txt").read_text().count("in spin") >= 4 for name in names[1:]), "every thread"
+    printed = capfd.readouterr().err
+    assert "stopped: a test" in printed and "stacks of all processes" in printed
 
 
 def test_in_a_container_the_parent_may_be_process_1() -> None:
     """As it is where the container's command is torchrun."""
     child = "import os; from shared.launch import watchdog as w; w.die_with_parent(); print('child of', os.getppid())"
-    done = run_python(
-        f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])",
-        wrapper=("unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"),
-    )
+    command = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", sys.executable, "-c"]
+    command.append(f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=GUARD_S, env=ENVIRONMENT)
     if done.returncode and "unshare" in done.stderr:
         pytest.skip(f"no process namespaces here: {done.stderr.strip()}")
     assert done.stdout == "child of 1\n", done.stderr
 
 
-KILLER = """
-import os, subprocess, sys
-from shared.launch import watchdog
-own = subprocess.Popen(["sleep", "600"])
-host = os.uname().nodename
-peers = [watchdog.Peer(n, "engine", pid, host, "x") for n, pid in enumerate([int(sys.argv[1]), own.pid], 1)]
-watchdog.report_hang("a test", peers, "", kill=True)
-print(own.wait(), flush=True)
-"""
-
-
-def test_only_processes_of_the_launch_are_killed_whatever_a_heartbeat_says() -> None:
-    """The reporter's parent is the launch's agent; the victim is a process beside it."""
-    agent = "import subprocess, sys; sys.exit(subprocess.call([sys.executable, '-c', *sys.argv[1:]]))"
-    victim = subprocess.Popen(["sleep", "600"])
+def test_only_processes_of_the_launch_are_killed_whatever_a_heartbeat_says(monkeypatch) -> None:
+    """The reporter is its own agent here; an orphan is no process of the launch."""
+    monkeypatch.setattr(os, "getppid", os.getpid)
+    ours = subprocess.Popen(["sleep", "600"])
+    orphan = int(subprocess.check_output(["bash", "-c", "sleep 600 >&- & echo $!"]))
     try:
-        done = run_python(agent, KILLER, str(victim.pid))
-        assert done.stdout.strip() == str(-signal.SIGKILL), done.stdout + done.stderr
-        assert victim.poll() is None
+        peers = [watchdog.Peer(1, "engine", pid, os.uname().nodename, "x") for pid in (orphan, ours.pid)]
+        watchdog.report_hang("a test", peers, "", kill=True)
+        assert ours.wait(GUARD_S) == -signal.SIGKILL
     finally:
-        victim.kill()
-        victim.wait()
+        os.kill(orphan, signal.SIGKILL)  # it is there
 
 
-WORLD = 901
 encode = msgspec.msgpack.Encoder().encode
+WORLD = 901
 
 
 @pytest.fixture
@@ -194,13 +161,6 @@ def line_to(keeper: watchdog.PulseKeeper, identity: bytes) -> zmq.Socket[bytes]:
     return line
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 PEER = watchdog.Peer(1, "trainer", 4321, os.uname().nodename, "x")
 STRANGE: list[tuple[bytes, list[bytes]]] = [
     (b"1:b", [encode(PEER)]),  # another connection
@@ -208,23 +168,20 @@ STRANGE: list[tuple[bytes, list[bytes]]] = [
     (b"901:a", [encode(msgspec.structs.replace(PEER, rank=WORLD))]),  # that there is not
     (b"0:a", [encode(msgspec.structs.replace(PEER, rank=0))]),
     (b"x", [encode(PEER)]),
-    (b"2:c", [b"garbage"]),
-    (b"2:d", [b""]),
-    (b"2:e", [b"one", b"two"]),
-    (b"2:f", [b"\xc1" * 1000]),
+    *((b"2:%d" % number, frames) for number, frames in enumerate([[b"x"], [b""], [b"1", b"2"], [b"\xc1" * 1000]])),
 ]
 
 
 def test_a_heartbeat_is_taken_from_the_rank_that_it_names_and_from_nobody_else(keeper) -> None:
     before, ours = refused.total, line_to(keeper, b"1:a")
     ours.send(encode(PEER))
-    wait_until(lambda: 1 in keeper.heard)
+    until(lambda: 1 in keeper.heard)
     for identity, frames in STRANGE:
         line = line_to(keeper, identity)
         line.send_multipart(frames)
-        line.close(linger=20_000)  # a connection takes long on a busy machine
+        line.close(linger=200_000)  # a connection takes long on a busy machine
     ours.send(encode(msgspec.structs.replace(PEER, pid=1)))  # a process id does not change
-    wait_until(lambda: refused.total == before + len(STRANGE) + 1)
+    until(lambda: refused.total == before + len(STRANGE) + 1)
     ours.close(linger=0)
     assert {rank: peer.pid for rank, (_, peer) in keeper.heard.items()} == {1: 4321} and keeper.is_alive()
 
@@ -238,11 +195,10 @@ def test_an_answer_is_as_long_as_a_node_has_ranks(keeper) -> None:
         assert lines[rank].poll(1000 * GUARD_S)
         return {peer.rank: peer.phase for peer in decode(lines[rank].recv()).peers if peer.rank}
 
-    assert answer(1, "a") == {1: "a"}
-    assert answer(900, "b") == {900: "b"}
+    assert answer(1, "a") == {1: "a"} and answer(900, "b") == {900: "b"}
     assert answer(2, "c") == {1: "a", 2: "c"}, "a new rank is known to those beside it at once"
-    wait_until(lambda: answer(1, "d") == {1: "d", 2: "c"})  # made anew in every round
-    wait_until(lambda: answer(2, "e") == {1: "d", 2: "e"})
+    until(lambda: answer(1, "d") == {1: "d", 2: "c"})  # made anew in every round
+    until(lambda: answer(2, "e") == {1: "d", 2: "e"})
     for line in lines.values():
         line.close(linger=0)
 
