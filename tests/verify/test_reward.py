@@ -1,58 +1,98 @@
-"""What a reward records and asks (test_reward_table.py: its parts), and the guard against a failing verifier."""
+r"""What a completion is paid: the paper's reward on hand-written completions, counted out by hand, open problems, and
+the guard against a verifier that fails.
+
+A row of rewards.jsonl says what the paper gives: format 0.1 (0 and nothing else when broken), correctness 0.9, length 0
+to -0.1 over the last 20 of 100 tokens, language 0.1. Source: Magistral (2506.10910), section 2.2.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import threading
+from typing import Any
 
 import msgspec
 import pytest
 
+from shared.config import Config
 from shared.errors import ConfigError, RunError
+from shared.metrics import METRICS
 from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
+from tests.tables import read_table
+from tests.verify.grading import BAD, GOOD, PROBLEM, Grader, reward, settings
 from verify.language import Consistency, consistency
-from verify.math.plain import decide
-from verify.reward import CompletionScorer
+from verify.reward import CompletionScorer, length_penalty, score
 from verify.scorer import FailureWindow
+from verify.verifiers import read_problem
 
-WEIGHTS = RewardWeights(length_max=100, overlong_buffer=20)
-PROBLEM = Problem("1", "Tom has 5 apples. Tom buys 3 more. How many apples does Tom have now?", "8")
-GOOD = "<think>Tom starts with 5 and buys 3 more: 5+3=8.</think>The answer is \\boxed{8}."
-
-
-class Fast:
-    """A grader without processes, or one that always answers the same."""
-
-    def __init__(self, fixed: Verdict | None = None) -> None:
-        self.fixed = fixed
-        self.asked = 0
-
-    async def check(self, ground_truth: str, answer: str) -> Verdict:
-        self.asked += 1
-        return self.fixed or decide(ground_truth, answer) or Verdict.UNVERIFIABLE
-
-
-def reward(response: str, tokens: int = 10, problem: Problem = PROBLEM, fixed: Verdict | None = None) -> Reward:
-    return asyncio.run(CompletionScorer(WEIGHTS, Fast(fixed)).score(problem, response, tokens))
+ICE = {"problem": "Why does ice float on water?", "answer": "Because it is less dense than water.", "domain": "open"}
+FLOATS = "<think>Ice is made of water, but it takes more room.</think>Water grows: \\boxed{\\text{it is lighter}}."
+POMMES = "Tom a 5 pommes. Il achète 3 pommes de plus. Combien de pommes a-t-il ?"
+FRENCH = "<think>Tom commence avec 5 et il en achète 3 : 5+3=8.</think>La réponse est \\boxed{8}."
+PROBLEMS = {
+    "apples": Problem("a", "Tom has 5 apples. Tom buys 3 more. How many apples does Tom have now?", "8"),
+    "pommes": Problem("f", POMMES, "8", language="fr"),
+    "quotient": Problem("q", "What is one half of one half? Give the answer as a fraction.", "\\frac{1}{4}"),
+    "double": Problem("c", "Write a program that reads a whole number and prints its double.", "", domain="code"),
+    "ice": read_problem(ICE, "row"),
+}
+EMPTY = ("empty box", "empty reasoning")
+"""for which nothing is paid by default (`reward.refuse`): the format counts as broken"""
 
 
-EN, FR = ("Tom starts with 5 and buys 3 more: 5+3=8.", "Tom commence avec 5 et il en achète 3 : 5+3=8.")
+@pytest.mark.parametrize("row", read_table("verify/rewards"), ids=lambda row: row["name"])
+def test_reward_is_the_papers_and_by_default_only_empty_boxes_and_thoughts_differ(row: dict[str, Any]) -> None:
+    for changes, parts in (({"refuse": []}, row["parts"]), ({}, [0] * 4 if row["name"] in EMPTY else row["parts"])):
+        problem, opened, grader = PROBLEMS[row.get("problem", "apples")], row.get("opened", False), Grader()
+        found = reward(row["response"], problem, row.get("tokens", 50), opened=opened, grader=grader, **changes)
+        assert [found.format, found.correctness, found.length, found.language] == pytest.approx(parts), found
+        assert found.total == pytest.approx(sum(parts)) and found.extra == {}
+        assert found.verdict == row.get("verdict", found.verdict) and found.verdict.graded
+        assert not grader.asked or problem.verified and found.format > 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "penalty"),
+    [
+        (0, 0),
+        (31_999, 0),
+        (32_000, 0),
+        (34_000, -0.025),
+        (36_000, -0.05),
+        (40_000, -0.1),
+        (40_001, -0.1),
+        (10**9, -0.1),
+    ],
+)
+def test_length_penalty_by_hand(tokens: int, penalty: float) -> None:
+    assert length_penalty(tokens, 40_000, 8_000) == pytest.approx(penalty, abs=1e-12)
+    assert length_penalty(tokens, 40_000, 8_000, weight=0.5) == pytest.approx(5 * penalty, abs=1e-12)
+
+
+def test_impossible_limits_name_the_settings() -> None:
+    for longest, buffer in ((0, 32), (16, 32), (100, 0)):
+        with pytest.raises(ConfigError, match=r"reward\.overlong_buffer.*reward\.length_max"):
+            length_penalty(10, longest, buffer)
+    with pytest.raises(ConfigError, match=r"reward\.length_max"):
+        asyncio.run(CompletionScorer(RewardWeights(), Grader()).score(PROBLEM, GOOD, 10))
 
 
 def test_the_language_that_a_row_asks_for_is_the_one_that_is_paid() -> None:
     asked = msgspec.structs.replace(PROBLEM, reasoning_language="fr")
-    french, english = f"<think>{FR}</think>La réponse est \\boxed{{8}}.", GOOD
-    assert reward(french, problem=asked).language == reward(english).language == WEIGHTS.language
-    assert reward(english, problem=asked).language == reward(french).language == 0
-    assert reward(english, problem=asked).consistent is False and "expected fr" in reward(english, problem=asked).reason
+    assert [reward(text, problem).language for text in (GOOD, FRENCH) for problem in (PROBLEM, asked)] == [
+        0.1,
+        0,
+        0,
+        0.1,
+    ]
+    english = reward(GOOD, asked)
+    assert english.consistent is False and "expected fr" in english.reason
 
 
 def test_record_says_what_was_found() -> None:
     found = reward(GOOD)
-    assert (found.verdict, found.answer, found.consistent) == (Verdict.CORRECT, "8", True)
-    assert found.languages[:2] == ("en", "en")
+    assert (found.verdict, found.answer, found.consistent, found.languages) == ("correct", "8", True, ("en",) * 3)
     broken = reward("The answer is \\boxed{8}.")
     assert (broken.verdict, broken.answer, broken.consistent) == (Verdict.NO_ANSWER, None, None)
     assert "does not start with <think>" in broken.reason
@@ -60,30 +100,66 @@ def test_record_says_what_was_found() -> None:
 
 @pytest.mark.parametrize("verdict", [Verdict.TIMEOUT, Verdict.CRASH, Verdict.UNVERIFIABLE])
 def test_failure_of_the_verifier_is_not_a_grade(verdict: Verdict) -> None:
-    found = reward(GOOD, fixed=verdict)
-    assert found.verdict is verdict and not found.verdict.graded
-    assert found.correctness == 0.0
+    found = reward(GOOD, grader=Grader(verdict))
+    assert (found.verdict, found.verdict.graded, found.correctness) == (verdict, False, 0.0)
 
 
-def test_broken_format_asks_no_verifier() -> None:
-    grader = Fast()
-    asyncio.run(CompletionScorer(WEIGHTS, grader).score(PROBLEM, "8", 10))
-    assert grader.asked == 0
+def test_code_without_a_code_verifier_is_not_graded() -> None:
+    text = "<think>We print one.</think>\n```py\nprint(1)\n```"
+    found = asyncio.run(CompletionScorer(settings(), Grader()).score(PROBLEMS["double"], text, 5))
+    assert found.verdict is Verdict.UNVERIFIABLE and "no sandbox" in found.reason
 
 
-def test_unresolved_length_limit_is_refused() -> None:
-    with pytest.raises(ConfigError, match="reward.length_max"):
-        asyncio.run(CompletionScorer(RewardWeights(), Fast()).score(PROBLEM, GOOD, 10))
+def test_undetermined_language_earns_what_the_setting_says() -> None:
+    wordless, half = (f"<think>$5+3=8$</think>{answer}\\boxed{{8}}" for answer in ("", "The answer is "))
+    for mode, earned in (("neutral", [0, 0.1, 0.1]), ("nothing", [0, 0, 0.1]), ("bonus", [0.1, 0.1, 0.1])):
+        options = {"language": {"undetermined": mode}}
+        assert [reward(text, options=options).language for text in (wordless, half, GOOD)] == earned
 
 
-def test_every_combination_of_components_adds_up() -> None:
-    for right, french, tokens in itertools.product((True, False), (True, False), (10, 90, 100)):
-        found = reward(f"<think>{FR if french else EN}</think>The answer is \\boxed{{{8 if right else 9}}}.", tokens)
-        expected = 0.1 + 0.9 * right + 0.1 * (not french) - {10: 0.0, 90: 0.05, 100: 0.1}[tokens]
-        assert found.total == pytest.approx(expected)
+def test_the_language_of_a_long_response_is_detected_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_loop = []
+
+    def noted(*parts: str, **options: Any) -> Consistency:
+        in_loop.append(threading.current_thread() is threading.main_thread())
+        return consistency(*parts, **options)
+
+    monkeypatch.setattr("verify.reward.consistency", noted)
+    long = GOOD.replace("</think>", " We count them again and again, one after the other." * 1_000 + "</think>")
+    assert reward(GOOD).total == reward(long).total == pytest.approx(1.1)
+    assert in_loop == [True, False]
 
 
-def test_window_stops_at_too_many_failures_and_names_the_setting() -> None:
+def test_blocking_score_takes_rows_and_settings_and_any_thread() -> None:
+    assert score({"problem": PROBLEM.text, "answer": 8}, GOOD).total == pytest.approx(1.1)
+    config = Config.model_validate({"rollout": {"max_completion_tokens": 100}, "reward": {"overlong_buffer": 20}})
+    assert score(PROBLEM, GOOD, config, tokens=90).total == pytest.approx(1.05)
+    assert score(PROBLEM, GOOD.removeprefix("<think>"), config, opened=True).total == pytest.approx(1.1)
+    assert score(ICE, FLOATS).verdict is Verdict.OPEN
+
+    async def inside_a_loop() -> Reward:
+        return score(PROBLEM, BAD, settings())
+
+    assert asyncio.run(inside_a_loop()).total == pytest.approx(0.2)
+
+
+def test_an_open_problem_is_neither_right_nor_wrong() -> None:
+    found = reward(FLOATS, ICE, extra={"tests_passed": 1.0, "cosine_length": 1.0, "repetition": 1.0})
+    assert found.extra == {"tests_passed": 0.0, "cosine_length": 0.0, "repetition": 0.0} and found.share is None
+    assert (
+        found.verdict is Verdict.OPEN and found.total == pytest.approx(0.2) and "no verifier is asked" in found.reason
+    )
+    assert PROBLEM.verified and not PROBLEMS["ice"].verified
+
+
+def test_window_forgives_few_failures_forgets_old_ones_and_stops_at_too_many() -> None:
+    window = FailureWindow(0.05, size=200)
+    for verdict in [Verdict.OPEN] * 200 + [Verdict.CRASH, *[Verdict.WRONG] * 19] * 50:
+        window.add(verdict)
+    assert window.counts["crash"] == 10 and window.counts["wrong"] == 190 and window.share == pytest.approx(0.05)
+    with pytest.raises(RunError):
+        for _ in range(2):
+            window.add(Verdict.UNVERIFIABLE)
     window = FailureWindow(0.05, size=400)
     for index in range(199):
         window.add(Verdict.TIMEOUT if index % 2 else Verdict.CORRECT)
@@ -91,25 +167,5 @@ def test_window_stops_at_too_many_failures_and_names_the_setting() -> None:
         window.add(Verdict.WRONG)
 
 
-def test_window_forgives_few_failures_and_forgets_old_ones() -> None:
-    window = FailureWindow(0.05, size=200)
-    for index in range(1000):
-        window.add(Verdict.CRASH if index % 20 == 0 else Verdict.WRONG)
-    assert window.counts["crash"] == 10 and window.counts["wrong"] == 190
-    assert window.share == pytest.approx(0.05)
-    with pytest.raises(RunError):
-        for _ in range(2):
-            window.add(Verdict.UNVERIFIABLE)
-
-
-def test_the_language_of_a_long_response_is_detected_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    in_loop = []
-
-    def noted(*parts: str, **options: object) -> Consistency:
-        in_loop.append(threading.current_thread() is threading.main_thread())
-        return consistency(*parts, **options)  # type: ignore[arg-type]
-
-    monkeypatch.setattr("verify.reward.consistency", noted)
-    long = GOOD.replace("</think>", " We count them again and again, one after the other." * 1_000 + "</think>")
-    assert reward(GOOD).total == reward(long).total == pytest.approx(1.1)
-    assert in_loop == [True, False]
+def test_every_verdict_has_a_metric() -> None:
+    assert {f"verify/{verdict.value.replace(' ', '_')}" for verdict in Verdict} <= METRICS.keys()
