@@ -82,10 +82,11 @@ def test_verdicts_repeated_pairs_and_given_up_requests(use: Use) -> None:
         verdicts = await asyncio.gather(*(checker.check("x^2+x", "x(x+1)") for _ in range(16)))
         assert {*verdicts, await checker.check("x^2+x", "x(x+1)")} == {Verdict.CORRECT}
         assert checker.counts["asked"] == before + 1, "the same pair is asked once"
+        assert checker.counts["crashes"] == checker.counts["timeouts"] == 0
+        checker.deadline_s = 1.0
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(checker.check(*SLOW_PAIR), 0.2)
         await settle(checker)
-        assert checker.counts["crashes"] == checker.counts["timeouts"] == 0
 
     use(test)
 
@@ -95,9 +96,9 @@ def test_stopped_worker_is_killed_at_the_deadline(use: Use) -> None:
         checker.deadline_s, [victim] = 1.0, checker.pids
         os.kill(victim, signal.SIGSTOP)
         assert await checker.check("x+2", "2+x") is Verdict.TIMEOUT
-        assert victim not in checker.pids and not psutil.pid_exists(victim)
+        assert victim not in checker.pids
         again = [await checker.check("x+2", "2+x") for _ in range(5)]  # no verdict, so none is kept
-        assert Verdict.CORRECT in again
+        assert Verdict.CORRECT in again and not psutil.pid_exists(victim)
 
     use(test)
 

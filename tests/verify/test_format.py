@@ -1,4 +1,4 @@
-"""Every format rule alone, and the parts of a well-formed response."""
+"""Every format rule alone, the parts of a well-formed response, and the programs in its fences."""
 
 from __future__ import annotations
 
@@ -11,53 +11,36 @@ from tests.tables import read_table
 from verify.code_block import first_program
 from verify.format import Parts, check_format, check_tokens
 
-
-def test_well_formed_response_is_cut_in_two() -> None:
-    parts = check_format("<think>2+3=5</think>The answer is \\boxed{5}.")
-    assert parts.ok
-    assert (parts.reasoning, parts.response, parts.answer) == ("2+3=5", "The answer is \\boxed{5}.", "5")
-
-
-@pytest.mark.parametrize("row", read_table("verify/formats", kind="broken"), ids=lambda row: row["text"])
-def test_each_broken_rule_is_named(row: dict[str, str]) -> None:
-    parts = check_format(row["text"])
-    assert not parts.ok and row["rule"] in parts.failed
-    assert parts.answer is None
-
-
-def test_template_that_opens_the_thought_counts_as_the_start() -> None:
-    assert check_format("a</think>\\boxed{5}", opened=True).ok
-    assert not check_format("<think>a</think>\\boxed{5}", opened=True).ok
-
-
-def test_last_box_of_the_solution_is_the_answer() -> None:
-    assert check_format("<think>\\boxed{1}</think>\\boxed{2}, so \\boxed{3}").answer == "3"
-
-
-def test_empty_box_is_well_formed_but_empty() -> None:
-    parts = check_format("<think></think>\\boxed{}")
-    assert parts.ok and parts.answer == ""
-
-
 SPELLED = {1: "[THINK]", 2: "[/THINK]", 3: "so 2+3=5", 4: "\\boxed{5}", 5: "[THINK]", 6: "[/THINK]", 7: "<think>",
            8: "</think>"}  # fmt: skip
 """1 and 2 are control tokens; 5 and 6 stand for the same letters in ordinary tokens"""
 
 
-def tokens(*ids: int, opened: bool = False) -> Parts:
-    return check_tokens(ids, (1, 2), lambda some: "".join(SPELLED[i] for i in some), opened=opened)
+def test_well_formed_response_is_cut_in_two() -> None:
+    found = check_format("<think>2+3=5</think>The answer is \\boxed{5}.")
+    assert found == Parts("2+3=5", "The answer is \\boxed{5}.", "5", "") and found.ok
+    assert check_format("<think>\\boxed{1}</think>\\boxed{2}, so \\boxed{3}").answer == "3", "the last of the solution"
+    empty = check_format("<think></think>\\boxed{}")
+    assert empty.ok and empty.answer == "", "well-formed, but empty"
+    assert check_format("a</think>\\boxed{5}", opened=True).ok, "opened by the template"
+    assert not check_format("<think>a</think>\\boxed{5}", opened=True).ok
 
 
-def test_control_tokens_are_counted_as_tokens() -> None:
-    assert tokens(1, 3, 2, 4) == Parts("so 2+3=5", "\\boxed{5}", "5", "")
-    assert tokens(1, 3, 6, 2, 4).reasoning == "so 2+3=5[/THINK]"  # letters close nothing
-    assert tokens(1, 5, 3, 2, 4).ok
-    assert tokens(3, 2, 4, opened=True).ok
+@pytest.mark.parametrize("row", read_table("verify/formats", kind="broken"), ids=lambda row: row["text"])
+def test_each_broken_rule_is_named(row: dict[str, str]) -> None:
+    found = check_format(row["text"])
+    assert not found.ok and row["rule"] in found.failed and found.answer is None
 
 
 @pytest.mark.parametrize(
     ("ids", "opened", "rule"),
     [
+        ((1, 3, 2, 4), False, ""),
+        ((1, 3, 6, 2, 4), False, ""),  # letters close nothing
+        ((1, 5, 3, 2, 4), False, ""),
+        ((3, 2, 4), True, ""),
+        ((7, 3, 8, 4), False, ""),  # a model with control tokens may still write the tags as text
+        ((7, 3, 2, 4), False, "never closed"),
         ((5, 3, 2, 4), False, "does not start"),
         ((1, 3, 6, 4), False, "never closed"),
         ((1, 3, 4), False, "never closed"),
@@ -71,13 +54,12 @@ def test_control_tokens_are_counted_as_tokens() -> None:
         ((3, 1, 2, 4), False, "does not start"),
     ],
 )
-def test_each_rule_on_control_tokens(ids: tuple[int, ...], opened: bool, rule: str) -> None:
-    assert rule in tokens(*ids, opened=opened).failed
-
-
-def test_model_with_control_tokens_may_still_write_the_tags_as_text() -> None:
-    assert tokens(7, 3, 8, 4).ok
-    assert not tokens(7, 3, 2, 4).ok
+def test_control_tokens_are_counted_as_tokens(ids: tuple[int, ...], opened: bool, rule: str) -> None:
+    found = check_tokens(ids, (1, 2), lambda some: "".join(SPELLED[i] for i in some), opened=opened)
+    assert found.ok is not bool(rule) and rule in found.failed
+    if found.ok:
+        reasoning = "".join(SPELLED[i] for i in ids if i in (3, 5, 6))
+        assert found == Parts(reasoning, "\\boxed{5}", "5", "")
 
 
 @pytest.mark.parametrize("row", read_table("verify/code_blocks"), ids=lambda row: row["solution"])
