@@ -13,7 +13,6 @@ import pytest
 
 from oversight.judge import DebateEndpoint, answers_alike, draw_pairs
 from shared.config import Config
-from shared.errors import ConfigError
 from shared.types import Problem, Verdict
 from tests.verify.grading import settings
 from tests.verify.test_judges import THOUGHT, Server, case, server, settled
@@ -157,21 +156,6 @@ def test_a_dead_player_leaves_the_group_ungraded(server: Server, monkeypatch: py
     rewards, _ = settled([EIGHT, NINE], SUM, **table(server))
     assert [each.verdict for each in rewards] == [Verdict.CRASH] * 2
     assert "reward argued: a debate failed with HttpStatus: status 500" in rewards[0].reason
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"critic": {"model": "m"}}, r"reward.judges.argued.critic.url \(is \"\"\)"),
-        ({"critic": {"url": "http://x"}}, r"reward.judges.argued.critic.model \(is \"\"\)"),
-        ({"article": "shown"}, r'reward.judges.argued.article = "shown"'),
-        ({"api": "http"}, r'reward.judges.argued.api = "http": a judge of debates must be a language model'),
-        ({"critic": {"url": "http://x", "model": "m", "key_variable": "NO_SUCH_KEY"}}, "critic.key_variable"),
-    ],
-)
-def test_settings_that_cannot_be(server: Server, fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        choose(settings(**table(server, **fields)))
 
 
 def test_the_price_is_told_and_the_manual_s_debate_loads(server: Server, root: Path) -> None:

@@ -1,4 +1,4 @@
-r"""Answers that are equal or different in meaning, exact arithmetic, boxes, ground truths, and hostile texts.
+r"""Formats and boxes; answers that are equal or different in meaning, exact arithmetic, ground truths, hostile texts.
 
 A row of cases.tsv says what mathematicians would say, not what the code does; a rule that needs a row changed is a
 wrong rule. One row was changed: five of seven languages write 1,23 for 1.23, and where the true answer is one number no
@@ -24,7 +24,9 @@ from tests.tables import read_table
 from tests.verify.blocking import check_completion, judge
 from tests.verify.hostile import hostile, written
 from tests.verify.rewritings import DIFFERENT, SAME
+from verify.code_block import first_program
 from verify.extract import extract_answer, within_limits
+from verify.format import Parts, check_format, check_tokens
 from verify.ground_truth import may_be_placeholder, not_an_answer
 from verify.math.dress import dress_of
 from verify.math.number import TooLarge, exact_value
@@ -102,22 +104,10 @@ def test_only_what_is_spelled_alike_equals_what_is_not_understood(
     assert judge(ground_truth, answer) is verdict
 
 
-@pytest.mark.parametrize(
-    ("completion", "verdict"),
-    [
-        ("<think>\\boxed{4}</think>It is \\boxed{5}.", Verdict.CORRECT),
-        ("<think>\\boxed{5}</think>It is 5.", Verdict.NO_ANSWER),
-        ("<think>So far \\boxed{5}", Verdict.NO_ANSWER),
-        ("[THINK]\\boxed{4}[/THINK]It is \\boxed{5}.", Verdict.CORRECT),
-        ("[THINK]\\boxed{5}[/THINK]It is 5.", Verdict.NO_ANSWER),
-        ("\\boxed{4} is wrong.</think>It is \\boxed{5}.", Verdict.CORRECT),
-        ("\\boxed{4} is wrong.[/THINK]It is \\boxed{5}.", Verdict.CORRECT),
-        ("\\boxed{4} no, \\boxed{5}", Verdict.CORRECT),
-        ("\\boxed{5} no, \\boxed{4}. In fact 5.", Verdict.WRONG),
-    ],
-)
-def test_last_box_after_the_thoughts_is_graded(completion: str, verdict: Verdict) -> None:
-    assert check_completion("5", completion) is check_completion("\\boxed{5}", completion) is verdict
+@pytest.mark.parametrize("row", read_table("verify/formats", kind="completion"), ids=lambda row: row["text"])
+def test_last_box_after_the_thoughts_is_graded(row: dict[str, str]) -> None:
+    for ground_truth in ("5", "\\boxed{5}"):
+        assert check_completion(ground_truth, row["text"]) == row["verdict"]
 
 
 @pytest.mark.parametrize("row", read_table("verify/formats", kind="box"), ids=lambda row: row["text"])
@@ -128,9 +118,6 @@ def test_last_balanced_box(row: dict[str, str]) -> None:
 def test_limits_of_an_answer() -> None:
     assert all(within_limits(text) for text in ("1" * 400, "x " * 1000, "{" * 200, "{}" * 300))
     assert not any(within_limits(text) for text in ("1" * 401, "x = " + "1" * 401, "x " * 1001, "{" * 201))
-
-
-# ---- exact arithmetic ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("row", read_table("verify/arithmetic"), ids=lambda row: row["text"][:20])
@@ -159,9 +146,6 @@ def test_any_text_is_answered(text: str) -> None:
         exact_value(text)
 
 
-# ---- ground truths ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("row", read_table("verify/ground_truths"), ids=lambda row: row["answer"])
 def test_what_no_completion_equals_is_named_and_an_answer_is_one(row: dict[str, Any]) -> None:
     assert not_an_answer(row["answer"]) == row.get("what", "")
@@ -169,9 +153,6 @@ def test_what_no_completion_equals_is_named_and_an_answer_is_one(row: dict[str, 
         assert may_be_placeholder(row["answer"]) is (row["kind"] == "doubtful")
     if row["kind"] == "dressed":  # what stands around a value is taken away and told
         assert dress_of(row["answer"]) and judge(row["answer"], row["value"]) is Verdict.CORRECT
-
-
-# ---- hostile texts ---------------------------------------------------------------------------------------------------
 
 
 def test_cheap_stage_and_extraction_never_raise_and_are_quick() -> None:
@@ -190,3 +171,46 @@ def test_cheap_stage_finds_no_hostile_answer_right(answer: str) -> None:
         with at_most(0.5):
             verdict = decide(ground_truth, answer)
         assert verdict is None or verdict is Verdict.WRONG or (ground_truth == "7" and answer == "7\0")
+
+
+SPELLED = {1: "[THINK]", 2: "[/THINK]", 3: "so 2+3=5", 4: "\\boxed{5}", 5: "[THINK]", 6: "[/THINK]", 7: "<think>",
+           8: "</think>"}  # fmt: skip
+"""1 and 2 are control tokens; 5 and 6 stand for the same letters in ordinary tokens"""
+
+
+def test_well_formed_response_is_cut_in_two() -> None:
+    found = check_format("<think>2+3=5</think>The answer is \\boxed{5}.")
+    assert found == Parts("2+3=5", "The answer is \\boxed{5}.", "5", "") and found.ok
+    assert check_format("<think>\\boxed{1}</think>\\boxed{2}, so \\boxed{3}").answer == "3", "the last of the solution"
+    empty = check_format("<think></think>\\boxed{}")
+    assert empty.ok and empty.answer == "", "well-formed, but empty"
+    assert check_format("a</think>\\boxed{5}", opened=True).ok, "opened by the template"
+    assert not check_format("<think>a</think>\\boxed{5}", opened=True).ok
+
+
+@pytest.mark.parametrize("row", read_table("verify/formats", kind="broken"), ids=lambda row: row["text"])
+def test_each_broken_rule_is_named(row: dict[str, str]) -> None:
+    found = check_format(row["text"])
+    assert not found.ok and row["rule"] in found.failed and found.answer is None
+
+
+@pytest.mark.parametrize("row", read_table("verify/formats", kind="tokens"), ids=str)
+def test_control_tokens_are_counted_as_tokens(row: dict[str, Any]) -> None:
+    """Letters close nothing, but a model with control tokens may still write the tags as text."""
+    found = check_tokens(row["ids"], (1, 2), lambda ids: "".join(SPELLED[i] for i in ids), opened=row["opened"])
+    assert found.ok is not bool(row["rule"]) and row["rule"] in found.failed
+    if found.ok:
+        reasoning = "".join(SPELLED[i] for i in row["ids"] if i in (3, 5, 6))
+        assert found == Parts(reasoning, "\\boxed{5}", "5", "")
+
+
+@pytest.mark.parametrize("row", read_table("verify/code_blocks"), ids=lambda row: row["solution"])
+def test_first_fenced_block_that_names_a_language(row: dict[str, Any]) -> None:
+    """In lists, quotations and other fences, too."""
+    assert first_program(row["solution"]) == (tuple(row["block"]) if row["block"] else None)
+
+
+def test_fences_are_found_in_linear_time() -> None:
+    for text in ("```" + "a" * 200_000 + "`", "`" * 200_000 + "a`", "```py\n" * 50_000, "```" + " " * 200_000 + "`"):
+        with at_most(1):
+            first_program(text)

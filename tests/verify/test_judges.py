@@ -24,7 +24,7 @@ import pytest
 from shared import settings_file
 from shared.chat_endpoint import ChatEndpoint
 from shared.config import Config
-from shared.errors import ConfigError, RunError
+from shared.errors import RunError
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
 from tests.serving import reply, serving
 from tests.tables import read_table
@@ -110,9 +110,6 @@ def clear_and_deep(server: Server) -> dict[str, Any]:
     return {"judges": {name: judge(server, instructions=f"Is it {name}?") for name in ("clear", "deep")}}
 
 
-# ---- one judge -------------------------------------------------------------------------------------------------------
-
-
 def test_score_is_weighed_and_thoughts_stay_private(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_KEY", "s3cret")
     fields = {"key_variable": "MY_KEY", "instructions": "Look at the style.", "max_tokens": 99}
@@ -190,9 +187,6 @@ def test_a_reply_is_read_as_a_person_reads_it(row: dict[str, Any]) -> None:
     assert parse(row["reply"]) == (None if row["value"] is None else pytest.approx(row["value"]))
 
 
-# ---- several judges --------------------------------------------------------------------------------------------------
-
-
 def test_an_essay_is_worth_what_its_judges_say_without_a_box(server: Server) -> None:
     table = {**clear_and_deep(server), "extra": {"clear": 1.0, "deep": 0.5}, "format": 0, "language": 0}
     text = f"{THOUGHT}The sea is wide. It is never still."
@@ -252,28 +246,6 @@ def test_reward_models_behind_vllm_and_behind_anything(server: Server) -> None:
     assert reward(f"{THOUGHT}The sea.", ESSAY, **table).verdict is Verdict.CRASH
 
 
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        ({"extra": {"cler": 1}, "judges": {"clear": {"url": "http://x", "model": "m"}}}, "reward.extra.cler: "),
-        ({"extra": {"clear": 1}, "judges": {"clear": {"model": "m"}}}, "reward.judges.clear.url"),
-        ({"extra": {"novelty": 1}, "judges": {"novelty": {"url": "http://x", "model": "m"}}}, "choose another name"),
-        ({"gates": {"novelty": 1}}, "reward.gates.novelty: a gate must be"),
-        ({"extra": {"robust": 1}}, r"reward.options.robust.of = \[\]: name rewards"),
-        ({"extra": {"robust": 1}, "options": {"robust": {"of": ["robust"]}}}, r"of = \['robust'\]: name rewards"),
-        ({"extra": {"robust": 1}, "options": {"robust": {"of": ["novelty"]}}}, "name rewards of single completions"),
-        ({"extra": {"robust": 1}, "options": {"robust": {"of": 3}}}, r"reward.options.robust.of = 3: must be"),
-        ({"extra": {"robust": 1}, "options": {"robust": {"members": []}}}, "robust has log_sigmoid, mean, of"),
-        (grader(""), "judge.url"),
-        (grader("http://x", model=""), "judge.model"),
-        (grader("http://x", key_variable="NO_SUCH_KEY"), "NO_SUCH_KEY"),
-    ],
-)  # fmt: skip
-def test_settings_of_judges_that_cannot_be(table: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        choose(settings(**table))
-
-
 def test_judges_in_a_settings_file(tmp_path: Path) -> None:
     path = tmp_path / "a.toml"
     path.write_text(
@@ -301,9 +273,6 @@ def test_the_manual_s_judges_generated_problems_and_reward_of_the_group_load(roo
     assert [gate.name for gate in found.gates] == ["honest"] and len(found.judges) == 3
     stages = Config.model_validate(tomllib.loads(blocks["generated"]) | {"evaluate": {"problems": 8}}).every_stage
     assert [stage.data.domains for stage in stages] == [["chain_sum/0"], ["chain_sum/2", "countdown"]]
-
-
-# ---- rewards of the group --------------------------------------------------------------------------------------------
 
 
 def case(response: str, tokens: int = 10, verdict: Verdict = Verdict.CORRECT) -> Case:
@@ -368,8 +337,6 @@ def test_a_reward_of_the_group_in_a_plugin_file(tmp_path: Path) -> None:
         assert re.search(reason, found[0].reason) and scorer.counts[Verdict.CRASH] == 2
         assert scorer.counts[Verdict.OPEN] == 0 and "mine.py" in scorer.news()[0]
 
-
-# ---- judges that are measured ----------------------------------------------------------------------------------------
 
 SIZE = 4
 coin = random.Random(3)

@@ -92,9 +92,6 @@ def test_keys_made_to_collide_are_refused_in_no_time() -> None:
     assert len(codec.decode(["set", [["int", hex(k << 40)] for k in range(50_000)]])) == 50_000
 
 
-# ---- tests as data ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("row", read_table("verify/shapes_of_tests"), ids=lambda row: str(row["tests"])[:80])
 def test_shapes_of_tests_and_what_is_no_test(row: dict[str, Any]) -> None:
     if row["kind"] == "refused":

@@ -16,6 +16,7 @@ import pytest
 
 from shared.errors import ConfigError
 from shared.types import Problem, Reward, Verdict
+from tests.tables import read_table
 from tests.verify.grading import BAD, GOOD, PROBLEM, THOUGHT, Grader, reward, rewards, settings
 from verify import plugin_host, verifiers
 from verify.builtin_rewards import CosineOptions, cosine_length, repeated_share
@@ -90,22 +91,11 @@ def test_log_sigmoid_transform() -> None:
     assert broken.total == wrong.extra["tests_passed"] < wrong.total
 
 
-@pytest.mark.parametrize(
-    ("table", "line"),
-    [
-        ({"extra": {"cosine_lenght": 1}}, r"reward\.extra\.cosine_lenght: .*did you mean cosine_length\?"),
-        ({"extra": {"language": 0.2}}, r"write reward\.language = 0\.2"),
-        ({"extra": {"zzzzzz": 0.2}}, r"reward\.plugins"),
-        ({"options": {"repetition": {"word": 4}}}, r"^reward\.options\.repetition\.word: .* has log_sigmoid, words$"),
-        ({"options": {"repetition": {"words": 0}}}, r"^reward\.options\.repetition\.words = 0: .* at least 1$"),
-        ({"options": {"tests_passed": {"words": 3}}}, r"^reward\.options\.tests_passed\.words: .* has log_sigmoid$"),
-        ({"options": {"language": {"undetermined": "free"}}},
-         r'^reward\.options\.language\.undetermined = "free": must be one of "neutral", "nothing", "bonus"$'),
-    ],
-)  # fmt: skip
-def test_a_wrong_name_or_option_is_one_line(table: dict[str, Any], line: str) -> None:
-    with pytest.raises(ConfigError, match=line):
-        choose(settings(**{"extra": {"repetition": 1, "tests_passed": 1}, **table}))
+@pytest.mark.parametrize("row", read_table("verify/wrong_settings"), ids=lambda row: row["message"])
+def test_wrong_names_options_and_judges_are_one_line_with_the_repair(row: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=row["message"]) as error:
+        choose(settings(**row["reward"]))
+    assert "\n" not in str(error.value)
 
 
 def test_each_reward_has_options_of_its_own() -> None:
@@ -115,9 +105,6 @@ def test_each_reward_has_options_of_its_own() -> None:
     assert costs[0] < costs[1] == 0
     steep: dict[str, Any] = {"extra": {"cosine_length": 1.0}, "options": {"cosine_length": {"wrong": [-3, 0]}}}
     assert reward(BAD, tokens=0, **steep).extra["cosine_length"] == reward("broken", **steep).total == -3
-
-
-# ---- plug-in files ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -183,6 +170,8 @@ def test_what_a_verifier_may_return() -> None:
         asyncio.run(verifier_of("mine").verify(Answer(PROBLEM, "8"), {}))
     with pytest.raises(ConfigError, match="the domain 'math' has a verifier already"):
         verifier("math")(mine)
+    with pytest.raises(ConfigError, match="Magistral's own"):
+        register("format", lambda _: lambda case: 0.0, lowest=lambda _: 0.0)
 
 
 @pytest.mark.slow
@@ -210,13 +199,6 @@ def test_a_file_that_cannot_be_loaded_is_named(
     for _ in range(2 if "_exit" in body else 1):  # it is not kept
         with pytest.raises(ConfigError, match=message):
             choose(chosen)
-
-
-def test_names_that_cannot_be_registered_and_files_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="Magistral's own"):
-        register("format", lambda _: lambda case: 0.0, lowest=lambda _: 0.0)
-    with pytest.raises(ConfigError, match="other.py': there is no such file"):
-        choose(settings(plugins=[str(tmp_path / "other.py")]))
 
 
 FAULTS = {

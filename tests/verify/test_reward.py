@@ -1,14 +1,16 @@
-r"""What a completion is paid: the paper's reward on hand-written completions, counted out by hand, open problems, and
-the guard against a verifier that fails.
+r"""What a completion is paid: the paper's reward on hand-written completions, counted out by hand, what is refused,
+open problems, sampled tokens in training, and the guard against verifiers that fail.
 
 A row of rewards.jsonl says what the paper gives: format 0.1 (0 and nothing else when broken), correctness 0.9, length 0
-to -0.1 over the last 20 of 100 tokens, language 0.1. Source: Magistral (2506.10910), section 2.2.
+to -0.1 over the last 20 of 100 tokens, language 0.1. Source: Magistral (2506.10910), section 2.2. refusals.jsonl has
+completions that a policy could learn to earn a reward with, and honest ones that look alike.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections import defaultdict
 from typing import Any
 
 import msgspec
@@ -18,12 +20,18 @@ from shared.config import Config
 from shared.errors import ConfigError, RunError
 from shared.metrics import METRICS
 from shared.sections import RewardWeights
-from shared.types import Problem, Reward, Verdict
+from shared.types import Completion, Problem, Reward, Verdict
+from tests.processor_time import at_most
 from tests.tables import read_table
-from tests.verify.grading import BAD, GOOD, PROBLEM, Grader, reward, settings
+from tests.verify.grading import BAD, GOOD, PROBLEM, Grader, Tokens, reward, scorer_of, settings
+from verify.format import Parts
 from verify.language import Consistency, consistency
+from verify.math.plain import decide
+from verify.plugins import REWARDS, Case, Registered
+from verify.refusals import refuse_answer, refuse_format
 from verify.reward import CompletionScorer, length_penalty, score
-from verify.scorer import FailureWindow
+from verify.scorer import FailureWindow, RewardScorer
+from verify.text_cleaning import asides, clean
 from verify.verifiers import read_problem
 
 ICE = {"problem": "Why does ice float on water?", "answer": "Because it is less dense than water.", "domain": "open"}
@@ -91,20 +99,13 @@ def test_the_language_that_a_row_asks_for_is_the_one_that_is_paid() -> None:
 
 
 def test_record_says_what_was_found() -> None:
-    found = reward(GOOD)
+    found, broken = reward(GOOD), reward("The answer is \\boxed{8}.")
     assert (found.verdict, found.answer, found.consistent, found.languages) == ("correct", "8", True, ("en",) * 3)
-    broken = reward("The answer is \\boxed{8}.")
     assert (broken.verdict, broken.answer, broken.consistent) == (Verdict.NO_ANSWER, None, None)
     assert "does not start with <think>" in broken.reason
-
-
-@pytest.mark.parametrize("verdict", [Verdict.TIMEOUT, Verdict.CRASH, Verdict.UNVERIFIABLE])
-def test_failure_of_the_verifier_is_not_a_grade(verdict: Verdict) -> None:
-    found = reward(GOOD, grader=Grader(verdict))
-    assert (found.verdict, found.verdict.graded, found.correctness) == (verdict, False, 0.0)
-
-
-def test_code_without_a_code_verifier_is_not_graded() -> None:
+    for verdict in (Verdict.TIMEOUT, Verdict.CRASH, Verdict.UNVERIFIABLE):
+        failed = reward(GOOD, grader=Grader(verdict))
+        assert (failed.verdict, failed.verdict.graded, failed.correctness) == (verdict, False, 0.0)
     text = "<think>We print one.</think>\n```py\nprint(1)\n```"
     found = asyncio.run(CompletionScorer(settings(), Grader()).score(PROBLEMS["double"], text, 5))
     assert found.verdict is Verdict.UNVERIFIABLE and "no sandbox" in found.reason
@@ -152,6 +153,118 @@ def test_an_open_problem_is_neither_right_nor_wrong() -> None:
     assert PROBLEM.verified and not PROBLEMS["ice"].verified
 
 
+REFUSABLE = {
+    "ground_truth": "5",
+    "problem": "Tom has 2 apples. Tom buys 3 more. How many apples does Tom have now?",
+    "thoughts": "Tom starts with 2 apples and buys 3 more, so we add them: 2+3=5.",
+}
+GUARDED = {
+    "empty": "format", "thoughtless": "format", "hidden": "correctness", "several": "correctness",
+    "restated": "correctness", "foreign": "language",
+}  # fmt: skip
+"""rule -> the part of the reward that it guards; `paid` in a row: that part is deserved"""
+REFUSALS = defaultdict(list)
+for entry in read_table("verify/refusals"):
+    REFUSALS[entry["kind"]].append(REFUSABLE | entry)
+
+
+class Equal(Grader):
+    """Right unless the pool would be asked and finds otherwise: what is refused is refused before any comparison."""
+
+    async def check(self, ground_truth: str, answer: str) -> Verdict:
+        return decide(ground_truth, answer) or Verdict.CORRECT
+
+
+def rewarded(row: dict[str, Any], **changes: Any) -> Reward:
+    problem = Problem("x", row["problem"], row["ground_truth"], "fr" if row["problem"].startswith("Tom a 2") else "en")
+    return reward(f"<think>{row['thoughts']}</think>{row['solution']}", problem, grader=Equal(), **changes)
+
+
+@pytest.mark.parametrize("kind", GUARDED)
+def test_only_what_is_deserved_is_paid_and_without_its_rule_the_rest_is(kind: str) -> None:
+    part, undeserved = GUARDED[kind], [row for row in REFUSALS[kind] if not row["paid"]]
+    assert not [row for row in REFUSALS[kind] if (getattr(rewarded(row), part) > 0) is not row["paid"]]
+    others = [rule for rule in GUARDED if rule != kind]
+    paid = sum(getattr(rewarded(row, refuse=others), part) > 0 for row in undeserved)
+    assert len(undeserved) // 2 < paid and 20 <= len(undeserved) < len(REFUSALS[kind])
+
+
+def test_a_refusal_says_why() -> None:
+    for row in REFUSALS["last line"]:  # of its own, for the box
+        found = rewarded(row, refuse=["unstated", "several", "hidden"])
+        assert row["reason"] in found.reason and (found.correctness > 0) is row["paid"], row
+    for solution, reason in (
+        ("It is 4 or \\boxed{5}.", "one of several"), ("\\boxed{2+3}", "computed"),
+        ("The answer is \\boxed{}.", "format: the box is empty"),
+    ):  # fmt: skip
+        assert reason in rewarded(REFUSABLE | {"solution": solution}).reason
+
+
+@pytest.mark.slow
+def test_hostile_text_takes_linear_time() -> None:
+    for piece in ("\\boxed{}", "\\boxed{1} or ", "\\boxed{", "`", "```\n", "<!--", "<a ", "\n%", "a% ", "\\text{", "- ",
+                  "~~a", "not "):  # fmt: skip
+        long = piece * (300_000 // len(piece))
+        parts, problem = Parts(long, f"{long} \\boxed{{5}} {long}", "5", ""), Problem("x", long, "5")
+        with at_most(12):  # a tenth of it; quadratic scans took minutes
+            refuse_format(problem, parts, GUARDED)
+            refuse_answer(problem, parts, GUARDED)
+            asides(f"$ {long}")
+            clean(long * 4)
+
+
+TEXTS = {
+    1: "[THINK]", 2: "[/THINK]", 3: "Tom starts with 5 and buys 3 more: 5+3=8.", 4: "The answer is \\boxed{8}.",
+    5: "<think>", 6: "</think>", 7: "[/THINK]", 8: "The answer is \\boxed{9}.",
+    9: "Here it is:\n```python\nprint(2 * int(input()))\n```", 10: "Here it is:\n```python\nprint(int(input()))\n```",
+}  # fmt: skip
+"""1 and 2 are control tokens; 7 stands for the same letters in ordinary tokens"""
+
+
+def scored(scorer: RewardScorer, ids: list[int], problem: Problem = PROBLEM) -> tuple[Reward, str]:
+    async def work() -> tuple[Reward, str]:
+        found = await scorer.score(problem, Completion(0, 0, 0, token_ids=ids))
+        await scorer.close()
+        return found
+
+    return asyncio.run(work())
+
+
+@pytest.mark.parametrize("row", read_table("verify/sampled"), ids=str)
+def test_reward_of_sampled_tokens(row: dict[str, Any]) -> None:
+    """Of templates that open the thought, or close it, and of control tokens."""
+    chat = Tokens(TEXTS, row["prefix"], row["control"])
+    found, text = scored(scorer_of(chat, 10, overlong_buffer=5), row["ids"])
+    assert found.total == pytest.approx(row["total"]) and text == row["prefix"] + chat.decode(row["ids"]), found
+
+
+def test_extra_rewards_reach_the_run_and_a_length_penalty_that_is_off_needs_no_limits() -> None:
+    """The buffer is longer than so short a completion may be."""
+    scorer = scorer_of(Tokens(TEXTS), 10, length=0, overlong_buffer=32, extra={"cosine_length": 0.5})
+    found, _ = scored(scorer, [5, 3, 6, 4])
+    assert found.verdict is Verdict.CORRECT and found.length == 0.0
+    assert found.extra["cosine_length"] == pytest.approx(0.5 * (0.5 + 0.25 * (1 + 0.309017)))
+    assert found.total == pytest.approx(1.1 + found.extra["cosine_length"])
+
+
+@pytest.mark.slow
+def test_programs_are_run_in_training_and_their_isolation_is_told() -> None:
+    tests = [{"input": "0\n", "output": "0\n"}, {"input": "4\n", "output": "8\n"}]
+    problem = Problem("c", "Write a program that doubles a number.", "", domain="code", tests=tests)
+    for program, verdict, share in ((9, Verdict.CORRECT, 1.0), (10, Verdict.WRONG, 0.5)):
+        found, _ = scored(scorer_of(Tokens(TEXTS)), [5, 3, 6, program], problem)
+        assert (found.verdict, found.share) == (verdict, share), found.reason
+
+    async def told(problem: Problem) -> str:
+        scorer = scorer_of(Tokens(TEXTS))
+        try:
+            return await scorer.start([problem])
+        finally:
+            await scorer.close()
+
+    assert asyncio.run(told(PROBLEM)) == "" and asyncio.run(told(problem)).startswith("sandbox: ")
+
+
 def test_window_forgives_few_failures_forgets_old_ones_and_stops_at_too_many() -> None:
     window = FailureWindow(0.05, size=200)
     for verdict in [Verdict.OPEN] * 200 + [Verdict.CRASH, *[Verdict.WRONG] * 19] * 50:
@@ -165,6 +278,34 @@ def test_window_forgives_few_failures_forgets_old_ones_and_stops_at_too_many() -
         window.add(Verdict.TIMEOUT if index % 2 else Verdict.CORRECT)
     with pytest.raises(RunError, match=r"timeout 99.*reward\.max_failure_share = 0\.05"):
         window.add(Verdict.WRONG)
+
+
+def test_failures_are_told_once_with_their_rate_and_end_the_run_above_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plug-in that fails for one problem in ten: the reward, the problem and the error, how often; then the end."""
+
+    def sometimes(case: Case) -> float:
+        return 1 / (len(case.problem.id) - 3)
+
+    known = Registered("sometimes", lambda _: sometimes, lambda _: 0, lambda _: 1, "")
+    monkeypatch.setitem(REWARDS, "sometimes", known)
+    scorer = scorer_of(Tokens(TEXTS), 10, overlong_buffer=5, extra={"sometimes": 0.1})
+
+    async def score(*names: str) -> list[Any]:
+        for name in names:
+            problem = msgspec.structs.replace(PROBLEM, id=name)
+            await scorer.score(problem, Completion(0, 0, 0, token_ids=[5, 3, 6, 4]))
+        return scorer.news()
+
+    async def work() -> None:
+        [line] = await score("good", "bad", "good")
+        assert line.startswith("not graded and not trained on: 1 of 3 completions (33.3%) are crash, reward sometimes")
+        assert "(first: problem 'bad': reward sometimes: ZeroDivisionError" in line
+        assert await score("bad") == [], "told again when it is ten times as frequent"
+        assert "10 of 12 completions" in (await score(*["bad"] * 8))[0]
+        with pytest.raises(RunError, match=r"max_failure_share.*of 200 completions.*first: problem 'bad': reward"):
+            await score(*("good" if number % 8 else "bad" for number in range(200)))
+
+    asyncio.run(work())
 
 
 def test_every_verdict_has_a_metric() -> None:

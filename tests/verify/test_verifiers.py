@@ -1,12 +1,12 @@
-"""Verifiers by domain and by the checker that a row names: the project's, a plug-in's, reasoning-gym's own in its
-process (hostile answers to checkers that evaluate them, what hangs or raises), and the problems that it generates."""
+"""Verifiers by domain and by the checker that a row names: calls, instructions, programs, mathematics, a plug-in's, and
+reasoning-gym's own in its process (hostile answers to checkers that evaluate them, what hangs or raises)."""
 
 from __future__ import annotations
 
 import asyncio
 import importlib.util
 import json
-import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,32 +14,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
 
 from shared.config import Config
 from shared.errors import ConfigError, DataError
+from shared.sandbox_settings import Sandbox
 from shared.types import Completion, Problem, Reward, Verdict
+from tests.processor_time import at_most
+from tests.tables import read_table
 from tests.verify.grading import THOUGHT, Grader, Tokens, reward, rewards, scorer_of, settings
 from trainer.data.generated_problems import generate
 from trainer.data.problem_file import read_problems
 from verify import chosen_rewards, plugin_host
+from verify.code.runner import ProgramVerifier
 from verify.code.sandbox import codec
-from verify.reward import CompletionScorer
+from verify.code.sandbox.client import SandboxRefused
+from verify.code.sandbox_pool import SandboxPool
+from verify.code.tests import draw, read_tests
+from verify.reward import CompletionScorer, score
 from verify.verifiers import VERIFIERS, known_domains, read_problem, verifier_of
+from verify.verifiers.calls import FunctionCall, fault, plain_schema, read_call, read_calls, tool_name
+from verify.verifiers.instructions import CHECKS, follow, loose_forms, sentence_count
 
-CALL = {"functions": [{"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}}}],
-        "ground_truth": [{"f": {"x": [1]}}]}  # fmt: skip
-CALLS: dict[str, Any] = {"domain": "calls", "tests": CALL}
-RIGHT_CALL = '```json\n[{"name": "f", "arguments": {"x": 1}}]\n```'
-NO_COMMA = {"domain": "instructions", "tests": {"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}}
-ESSAY = {"domain": "open", "answer_form": "response"}
-HALF = {"answer": "1/2", "domain": "cod", "checker": "math"}
-"""a row that keeps its domain, and is checked as another"""
-NUMBERS = {"numbers": [48, 88, 87, 77, 13, 83], "target": 100}
-COUNTDOWN = {
-    "problem": "Find a way to make 100 using all of these numbers: 48, 88, 87, 77, 13, 83.",
-    "answer": "83 + 77 - 48 - 13 + 88 - 87",
-}
-GYM = COUNTDOWN | {"checker": "reasoning_gym:countdown", "tests": NUMBERS}
+ROWS = read_table("verify/verified")
 needs_gym = pytest.mark.skipif(not importlib.util.find_spec("reasoning_gym"), reason="reasoning-gym is not installed")
 
 
@@ -61,47 +60,11 @@ def test_every_domain_has_one_file() -> None:
     assert verifier_of("anything") is verifier_of("math") and verifier_of(None) is verifier_of("math")
 
 
-@pytest.mark.parametrize(
-    ("row", "response", "verdict", "reason"),
-    [
-        (CALLS, RIGHT_CALL, "correct", "as wanted"),
-        (CALLS, RIGHT_CALL.replace("1", "2"), "wrong", "f: x = 2 is not accepted"),
-        (CALLS, "None of them.", "no answer", "no JSON list of calls"),
-        (NO_COMMA, "No sign here.", "correct", "every instruction is followed"),
-        (NO_COMMA, "One, two.", "wrong", "not followed: punctuation:no_comma"),
-        ({"domain": "open", "answer": "Any text."}, r"\boxed{8}", "open", "no verifier is asked"),
-        ({"domain": "open", "answer": "Any text."}, "The sea.", "no answer", "format"),
-        (ESSAY, "The sea is wide, and it is never still.", "open", "no verifier is asked"),
-        (ESSAY, " ", "no answer", "format"),
-        (HALF, r"\boxed{0.5}", "correct", ""),
-        (HALF, r"\boxed{2}", "wrong", ""),
-        (COUNTDOWN, r"\boxed{50*2}", "correct", ""),  # without a checker it is compared as mathematics
-    ],
-)  # fmt: skip
-def test_the_verifier_of_the_row_decides(row: dict[str, Any], response: str, verdict: str, reason: str) -> None:
-    found = reward(THOUGHT + response, row)
-    assert found.verdict == verdict and found.reason.startswith(reason)
-    assert found.correctness == (0.9 if verdict == "correct" else 0.0)
-
-
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ({"domain": "calls", "answer": "f(1)"}, "row 1 lacks 'tests': a row with domain \"calls\" needs them"),
-        ({"domain": "calls", "tests": {"functions": []}}, "row 1: its tests are not understood: 'ground_truth'"),
-        ({"domain": "instructions", "tests": {"instruction_id_list": ["no"], "kwargs": [{}]}}, "is not known"),
-        ({"domain": "code", "tests": 5}, "row 1: tests of type int are not understood"),
-        ({"domain": "math"}, "row 1 lacks 'answer'"),
-        ({"domain": "open"}, "row 1 lacks 'answer'"),
-        ({"answer": "1", "checker": "maths"}, "row 1: the checker 'maths' is not there: is 'math' meant"),
-        ({"answer": "1", "answer_form": "prose"}, "answer_form = 'prose' must be one of box, code block, response"),
-        ({"answer": "1", "checker": "code"}, "lacks 'tests': a row with checker \"code\" needs them"),
-        ({"answer": "1", "cheker": "code"}, "unknown key 'cheker': is 'checker' meant"),
-    ],
-)
-def test_the_ground_truth_is_validated_when_data_is_read(row: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=re.escape(message)):
-        read_problem({"problem": "?", **row}, "row 1")
+@pytest.mark.parametrize("row", [row for row in ROWS if row["kind"] == "quick"], ids=lambda row: row["response"])
+def test_the_verifier_of_the_row_decides(row: dict[str, Any]) -> None:
+    found = reward(THOUGHT + row["response"], row["row"])
+    assert found.verdict == row["verdict"] and found.reason.startswith(row["reason"])
+    assert found.correctness == (0.9 if row["verdict"] == "correct" else 0.0)
 
 
 @pytest.mark.slow
@@ -124,14 +87,177 @@ def test_a_row_is_checked_by_the_verifier_that_it_names(tmp_path: Path) -> None:
         read_problem({"problem": "?", **row, "checker": "backward"}, "row 1")
 
 
-# ---- reasoning-gym ---------------------------------------------------------------------------------------------------
+DOUBLE = {"id": "double", "problem": "Print the double.", "domain": "code",
+          "tests": [{"input": f"{n}\n", "output": f"{2 * n}\n"} for n in range(40)]}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", [row for row in ROWS if row["kind"] != "quick"], ids=lambda row: row["response"][12:])
+def test_programs_are_run_in_sandboxes(row: dict[str, Any]) -> None:
+    if row["kind"] == "C++" and not shutil.which("g++"):
+        pytest.skip("g++ is not installed")
+    found = score(row["row"], THOUGHT + row["response"])
+    assert (found.verdict, found.total) == (
+        row["verdict"],
+        pytest.approx({"correct": 1.1, "wrong": 0.2}[row["verdict"]]),
+    )
+    assert row["reason"] in found.reason and found.share == row.get("share", found.share)
+
+
+@pytest.mark.slow
+def test_a_group_sits_one_exam_and_another_group_another() -> None:
+    """A program that fails a single test of forty is caught by just the groups that draw it."""
+    programs, problem = ProgramVerifier(Sandbox(max_tests=3, max_concurrency=1)), read_problem(DOUBLE, "row")
+    caught, expected = [], []
+    source = "n = int(input())\nprint(2 * n if n != 7 else 0)\n"
+
+    async def run() -> None:
+        for group in range(24):
+            [verdict] = {(await programs.run(problem, source, "python", group)).verdict for _ in range(2)}
+            caught.append(verdict is Verdict.WRONG)
+            drawn = draw(read_tests(problem.tests), 3, f"double/{group}")
+            expected.append(any(getattr(test, "input", "") == "7\n" for test in drawn))
+        await programs.close()
+
+    asyncio.run(run())
+    assert caught == expected and 0 < sum(caught) < 24
+
+
+def test_a_host_that_cannot_isolate_refuses_and_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: SandboxPool) -> None:
+        raise SandboxRefused("sandbox refused: this host cannot isolate untrusted programs")
+
+    monkeypatch.setattr(SandboxPool, "start_sandbox", refuse)
+
+    async def run() -> None:
+        programs = ProgramVerifier(Sandbox())
+        with pytest.raises(SandboxRefused, match="reward.sandbox.isolation"):
+            await programs.start()
+        found = await programs.run(read_problem(DOUBLE, "row"), "print(1)", "python", 0)
+        assert found.verdict is Verdict.SANDBOX_REFUSED and not found.graded
+        await programs.close()
+
+    asyncio.run(run())
+
+
+AREA = {
+    "functions": [{"name": "geo.area", "parameters": {"type": "dict", "required": ["base", "height"], "properties": {
+        "base": {"type": "integer"}, "height": {"type": "float"}, "unit": {"type": "string"},
+        "flags": {"type": "array", "items": {"type": "string"}}, "where": {"type": "dict"},
+        "exact": {"type": "boolean"},
+    }}}],
+    "ground_truth": [{"geo.area": {
+        "base": [10], "height": [5.5, 5], "unit": ["square units", ""], "flags": [["a", "b"], ""],
+        "where": [{"city": ["Bonn", "Berlin"], "zip": [1, ""]}, ""], "exact": [True, ""],
+    }}],
+}  # fmt: skip
+RIGHT = FunctionCall("geo.area", {"base": 10, "height": 5})
+
+
+@pytest.mark.parametrize("row", read_table("verify/calls"), ids=lambda row: json.dumps(row["arguments"]))
+def test_right_and_wrong_arguments(row: dict[str, Any]) -> None:
+    found = fault([RIGHT._replace(arguments=RIGHT.arguments | row["arguments"])], AREA)
+    assert row["words"] in found and bool(row["words"]) is bool(found)
+
+
+def test_wrong_functions_and_numbers_of_calls() -> None:
+    assert fault([RIGHT._replace(name="geo_area")], AREA) == "", "tools have no dots in their names"
+    assert fault([RIGHT._replace(name="volume")], AREA) == "calls volume, wanted geo.area"
+    assert fault([], AREA) == "0 calls, wanted 1" and fault([RIGHT, RIGHT], AREA) == "2 calls, wanted 1"
+    assert fault([FunctionCall("geo.area", {"base": 10})], AREA) == "geo.area: height is missing"
+    none = {"functions": AREA["functions"], "ground_truth": [], "expect": "no_call"}
+    assert fault([], none) == "" and "no function fits" in fault([RIGHT], none)
+    truth = [{"f": {"x": [1]}}, {"f": {"x": [2]}}]
+    two = {
+        "functions": [{"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}}}],
+        "ground_truth": truth,
+    }
+    assert fault([FunctionCall("f", {"x": 2}), FunctionCall("f", {"x": 1})], two) == "", "in any order"
+    assert fault([FunctionCall("f", {"x": 1}), FunctionCall("f", {"x": 1})], two) == "f: x = 1 is not accepted"
+
+
+ARGUMENTS = st.dictionaries(st.text(max_size=5), st.recursive(st.none() | st.booleans() | st.integers() | st.text(),
+                                                              lambda inner: st.lists(inner, max_size=3)))  # fmt: skip
+
+
+@examples(max_examples=30)
+@given(st.lists(st.builds(FunctionCall, st.text(min_size=1, max_size=9), ARGUMENTS), max_size=3))
+def test_calls_are_read_from_text(calls: list[FunctionCall]) -> None:
+    text = json.dumps([{"name": call.name, "arguments": call.arguments} for call in calls])
+    assert read_calls(text) == read_calls(f"So:\n```json\n[]\n```\nor rather\n```json\n{text}\n```\nDone.") == calls
+
+
+def test_other_texts_are_no_calls() -> None:
+    assert read_calls('```json\n{"name": "f", "arguments": "{\\"x\\": 1}"}\n```') == [FunctionCall("f", {"x": 1})]
+    assert read_call({"name": "f", "arguments": ""}) == FunctionCall("f", {})
+    for text in ("none fits", '{"x": 1}', '[{"name": 3}]', '{"name": "f", "arguments": [1]}', "[" * 90_000,
+                 '{"name": "f", "arguments": "{"}', '```json\n[{"name": "f"', "[] " * 50_000):  # fmt: skip
+        assert read_calls(text) is None
+
+
+def test_schemas_become_json_schemas() -> None:
+    found = plain_schema({"type": "dict", "properties": {"type": {"type": "any", "optional": True},
+                          "a": {"type": "tuple", "items": {"type": "float"}}}})  # fmt: skip
+    assert found == {"type": "object", "properties": {"type": {}, "a": {"type": "array", "items": {"type": "number"}}}}
+    assert tool_name("math.sqrt/2") == "math_sqrt_2"
+
+
+CASES = {row["kind"]: row for row in read_table("verify/instructions")}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_right_and_wrong_answers(name: str) -> None:
+    case = CASES[name]
+    for answer in case["right"]:
+        assert follow(answer, [name], [case["given"]]).strict == [True], answer
+    for answer in (*case["wrong"], "", " \n"):
+        assert follow(answer, [name], [case["given"]]).strict == [False], answer
+
+
+def test_loose_forgives_an_introduction_an_ending_and_stars() -> None:
+    names, comma = ["punctuation:no_comma", "startend:quotation", "keywords:existence"], ["punctuation:no_comma"]
+    answer = 'Sure, here it is:\n"**one** fine day"\nI hope, that helps.'
+    found = follow(answer, names, [{}, {}, {"keywords": ["one fine"]}])
+    assert found.strict == [False, False, False] and found.loose == [True, True, True]
+    assert follow("a, b", comma, [{}]).loose == [False]
+    assert follow("one, line", comma, [{}]).loose == [False], "nothing is left without its one line"
+    assert loose_forms("a\nb\nc") == ["a\nb\nc", "a\nb", "b\nc", "b"]
+
+
+def test_sentences() -> None:
+    assert sentence_count("Really?! Yes... maybe. J. R. Tolkien wrote it.") == 4
+    assert sentence_count("no end") == 1 and sentence_count("...") == 0
+
+
+def test_what_is_not_known_is_named() -> None:
+    for name, fields, message in (
+        ("keywords:rhyme", {}, '"keywords:rhyme" is not known'),
+        ("keywords:existence", {}, "lacks a value"),
+        ("length_constraints:number_words", {"num_words": 3, "relation": "about"}, 'relation "about"'),
+    ):
+        with pytest.raises(DataError, match=message):
+            follow("a", [name], [fields])
+
+
+def test_no_answer_takes_long() -> None:
+    for evil in ("[" * 60_000, "*" * 60_000, "\n" * 60_000, "<<" * 30_000, ". " * 30_000, "." * 60_000 + "a",
+                 "P.P." * 15_000, "***" * 20_000, "SECTION" * 9_000):  # fmt: skip
+        with at_most(20):  # 25 checks of sixty thousand signs
+            for name, case in CASES.items():
+                follow(evil, [name], [case["given"]])
+
+
+NUMBERS = {"numbers": [48, 88, 87, 77, 13, 83], "target": 100}
+SUM = "83 + 77 - 48 - 13 + 88 - 87"
+GYM = {"problem": "Find a way to make 100 using all of these numbers: 48, 88, 87, 77, 13, 83.", "answer": SUM,
+       "checker": "reasoning_gym:countdown", "tests": NUMBERS}  # fmt: skip
 
 
 @needs_gym
 @pytest.mark.slow
 def test_reasoning_gym_grades_its_own_problems_and_an_answer_cannot_evaluate_anything(tmp_path: Path) -> None:
     """Each of the hostile ones is right, or does harm, where `eval` or `parse_expr` is given it as it stands."""
-    found = rewards(GYM, boxed("100", "83 + 77 - 48 - 13 + 88", COUNTDOWN["answer"], "88 - 87 + 83 + 77 - 13 - 48"))
+    found = rewards(GYM, boxed("100", "83 + 77 - 48 - 13 + 88", SUM, "88 - 87 + 83 + 77 - 13 - 48"))
     assert [each.share for each in found] == [0.05, 0.05, 1.0, 1.0]
     assert [each.correctness for each in found] == [0, 0, 0.9, 0.9]
     spiral = {"answer": "1 2", "checker": "reasoning_gym:spiral_matrix", "tests": NUMBERS}
@@ -140,7 +266,7 @@ def test_reasoning_gym_grades_its_own_problems_and_an_answer_cannot_evaluate_any
     for row, right, wrong in (
         (spiral, "1 2", ["[oracle_answer]", "oracle_answer.split()"]),
         (algebra, "1 + x", ["eval('x + 1')"]),
-        (GYM, COUNTDOWN["answer"], [evil, "Symbol('x').__class__", "9**9**9**9", "9**99999999"]),
+        (GYM, SUM, [evil, "Symbol('x').__class__", "9**9**9**9", "9**99999999"]),
     ):
         honest, *hostile = rewards(row, boxed(right, *wrong))
         assert honest.verdict is Verdict.CORRECT
@@ -169,7 +295,7 @@ def test_a_checker_that_raises_or_hangs_is_masked_and_counted() -> None:
     long = "sqrt(sin(x)**999+cos(x)**998+exp(x)*log(x))**997/(sin(x)*x+tan(x)**5+exp(cos(x)))**996"
     slow = {"checker": "reasoning_gym:simple_integration", "tests": {"variable": "x", "integrand": "2*x"}}
     rows = (GYM | {"checker": "reasoning_gym:sudoku", "tests": {"no": "puzzle"}}, GYM | slow, GYM)
-    scorer = scorer_of(Tokens(boxed(COUNTDOWN["answer"], long, COUNTDOWN["answer"])), deadline_s=1, length=0)
+    scorer = scorer_of(Tokens(boxed(SUM, long, SUM)), deadline_s=1, length=0)
 
     async def work() -> list[Reward]:
         problems = [read_problem(row, "row") for row in rows]
