@@ -29,7 +29,6 @@ SLOW_PAIR = ("x^2+1", "\\int_0^1 e^{x^{x^x}} dx")
 """SymPy works on this for minutes"""
 HANGS_S = 60.0
 """deadline of tests in which none is missed, on a busy machine either"""
-Use = Callable[[Callable[[AnswerChecker], Coroutine[Any, Any, None]]], None]
 
 
 def children() -> set[int]:
@@ -53,102 +52,91 @@ def shared() -> Iterator[tuple[asyncio.Runner, AnswerChecker]]:
         runner.run(checker.close())
 
 
-@pytest.fixture
-def use(shared: tuple[asyncio.Runner, AnswerChecker]) -> Iterator[Use]:
-    """Runs a test with the shared checker, whose worker is ready; its counts and limits are afterwards as before."""
-    runner, checker = shared
-    limits = {name: getattr(checker, name) for name in ("deadline_s", "max_requests", "max_rss_bytes")}
+def with_checker(test: Callable[[AnswerChecker], Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Decorator: run a test with the shared checker, whose worker is ready; its limits are afterwards as before."""
 
-    async def ready() -> None:
-        await settle(checker)
+    def run(shared: tuple[asyncio.Runner, AnswerChecker]) -> None:
+        runner, checker = shared
+        limits = {name: getattr(checker, name) for name in ("deadline_s", "max_requests", "max_rss_bytes")}
+        runner.run(settle(checker))
         checker.counts = dict.fromkeys(checker.counts, 0)
+        try:
+            runner.run(test(checker))
+        finally:
+            vars(checker).update(limits)
 
-    def run(test: Callable[[AnswerChecker], Coroutine[Any, Any, None]]) -> None:
-        runner.run(ready())
-        runner.run(test(checker))
-
-    yield run
-    vars(checker).update(limits)
-
-
-def test_verdicts_repeated_pairs_and_given_up_requests(use: Use) -> None:
-    async def test(checker: AnswerChecker) -> None:
-        for ground_truth, answer, verdict in (
-            ("5", "5.0", Verdict.CORRECT), ("\\sqrt{8}", "2\\sqrt{2}", Verdict.CORRECT),
-            ("\\sqrt{8}", "3\\sqrt{2}", Verdict.WRONG), ("\\foo{x}{", "3x", Verdict.UNVERIFIABLE),
-        ):  # fmt: skip
-            assert await checker.check(ground_truth, answer) is verdict
-        before = checker.counts["asked"]
-        verdicts = await asyncio.gather(*(checker.check("x^2+x", "x(x+1)") for _ in range(16)))
-        assert {*verdicts, await checker.check("x^2+x", "x(x+1)")} == {Verdict.CORRECT}
-        assert checker.counts["asked"] == before + 1, "the same pair is asked once"
-        assert checker.counts["crashes"] == checker.counts["timeouts"] == 0
-        checker.deadline_s = 1.0
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(checker.check(*SLOW_PAIR), 0.2)
-        await settle(checker)
-
-    use(test)
+    return run
 
 
-def test_stopped_worker_is_killed_at_the_deadline(use: Use) -> None:
-    async def test(checker: AnswerChecker) -> None:
-        checker.deadline_s, [victim] = 1.0, checker.pids
-        os.kill(victim, signal.SIGSTOP)
-        assert await checker.check("x+2", "2+x") is Verdict.TIMEOUT
-        assert victim not in checker.pids
-        again = [await checker.check("x+2", "2+x") for _ in range(5)]  # no verdict, so none is kept
-        assert Verdict.CORRECT in again and not psutil.pid_exists(victim)
+@with_checker
+async def test_verdicts_repeated_pairs_and_given_up_requests(checker: AnswerChecker) -> None:
+    for ground_truth, answer, verdict in (
+        ("5", "5.0", Verdict.CORRECT), ("\\sqrt{8}", "2\\sqrt{2}", Verdict.CORRECT),
+        ("\\sqrt{8}", "3\\sqrt{2}", Verdict.WRONG), ("\\foo{x}{", "3x", Verdict.UNVERIFIABLE),
+    ):  # fmt: skip
+        assert await checker.check(ground_truth, answer) is verdict
+    before = checker.counts["asked"]
+    verdicts = await asyncio.gather(*(checker.check("x^2+x", "x(x+1)") for _ in range(16)))
+    assert {*verdicts, await checker.check("x^2+x", "x(x+1)")} == {Verdict.CORRECT}
+    assert checker.counts["asked"] == before + 1, "the same pair is asked once"
+    assert checker.counts["crashes"] == checker.counts["timeouts"] == 0
+    checker.deadline_s = 1.0
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(checker.check(*SLOW_PAIR), 0.2)
+    await settle(checker)
 
-    use(test)
+
+@with_checker
+async def test_stopped_worker_is_killed_at_the_deadline(checker: AnswerChecker) -> None:
+    checker.deadline_s, [victim] = 1.0, checker.pids
+    os.kill(victim, signal.SIGSTOP)
+    assert await checker.check("x+2", "2+x") is Verdict.TIMEOUT
+    assert victim not in checker.pids
+    again = [await checker.check("x+2", "2+x") for _ in range(5)]  # no verdict, so none is kept
+    assert Verdict.CORRECT in again and not psutil.pid_exists(victim)
 
 
-def test_request_of_a_killed_worker_is_answered_by_a_fresh_one_and_an_idle_one_costs_none(use: Use) -> None:
-    async def test(checker: AnswerChecker) -> None:
-        [victim], served = checker.pids, checker._workers[0].served
-        os.kill(victim, signal.SIGSTOP)
-        task = asyncio.ensure_future(checker.check("x+3", "3+x"))
-        while checker._workers[0].served == served:
+@with_checker
+async def test_request_of_a_killed_worker_is_answered_by_a_fresh_one_and_an_idle_one_costs_none(
+    checker: AnswerChecker,
+) -> None:
+    [victim], served = checker.pids, checker._workers[0].served
+    os.kill(victim, signal.SIGSTOP)
+    task = asyncio.ensure_future(checker.check("x+3", "3+x"))
+    while checker._workers[0].served == served:
+        await asyncio.sleep(0.01)
+    os.kill(victim, signal.SIGKILL)
+    assert await task is Verdict.CORRECT and checker.counts["crashes"] == 1 and victim not in checker.pids
+    os.kill(checker.pids[0], signal.SIGKILL)
+    while checker.pids:
+        await asyncio.sleep(0.01)
+    await settle(checker)
+    assert checker.counts["crashes"] == 1 and checker.counts["started"] == 2
+
+
+@with_checker
+async def test_second_crash_is_the_verdict(checker: AnswerChecker) -> None:
+    async def murder() -> None:
+        while True:
+            for worker in checker._workers:
+                if worker.served > 0 and worker.child.alive:
+                    worker.served = 0
+                    os.kill(worker.child.pid, signal.SIGKILL)
             await asyncio.sleep(0.01)
-        os.kill(victim, signal.SIGKILL)
-        assert await task is Verdict.CORRECT and checker.counts["crashes"] == 1 and victim not in checker.pids
-        os.kill(checker.pids[0], signal.SIGKILL)
-        while checker.pids:
-            await asyncio.sleep(0.01)
+
+    checker._workers[0].served = 0
+    murderer = asyncio.ensure_future(murder())
+    assert await checker.check(*SLOW_PAIR) is Verdict.CRASH
+    murderer.cancel()
+    assert checker.counts["crashes"] == 2
+
+
+@with_checker
+async def test_worker_is_recycled_after_so_many_requests_or_bytes(checker: AnswerChecker) -> None:
+    for times, limits in enumerate(({"max_requests": 1}, {"max_rss_bytes": 1, "max_requests": 9}), 1):
+        vars(checker).update(limits)
         await settle(checker)
-        assert checker.counts["crashes"] == 1 and checker.counts["started"] == 2
-
-    use(test)
-
-
-def test_second_crash_is_the_verdict(use: Use) -> None:
-    async def test(checker: AnswerChecker) -> None:
-        async def murder() -> None:
-            while True:
-                for worker in checker._workers:
-                    if worker.served > 0 and worker.child.alive:
-                        worker.served = 0
-                        os.kill(worker.child.pid, signal.SIGKILL)
-                await asyncio.sleep(0.01)
-
-        checker._workers[0].served = 0
-        murderer = asyncio.ensure_future(murder())
-        assert await checker.check(*SLOW_PAIR) is Verdict.CRASH
-        murderer.cancel()
-        assert checker.counts["crashes"] == 2
-
-    use(test)
-
-
-@pytest.mark.parametrize("limit", [{"max_requests": 1}, {"max_rss_bytes": 1}], ids=str)
-def test_worker_is_recycled_after_so_many_requests_or_bytes(use: Use, limit: dict[str, int]) -> None:
-    async def test(checker: AnswerChecker) -> None:
-        vars(checker).update(limit)
-        for _ in range(2):
-            await settle(checker)
-        assert checker.counts["recycled"] == 2
-
-    use(test)
+        assert checker.counts["recycled"] == times
 
 
 def test_hostile_answers_are_answered_and_the_loop_goes_on_while_a_verdict_times_out() -> None:

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -45,30 +45,22 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-class Done(NamedTuple):
-    """How the command ended, and what it printed."""
-
-    code: int
-    out: str
-    err: str
-
-
-Verify = Callable[..., Done]
+Verify = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
 def verify(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Verify:
-    """`python -m verify` in this process, with one worker."""
+    """`python -m verify` in this process, with one worker: its exit code, and what it printed or said was wrong."""
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr("verify.__main__.worker_count", lambda _: 1)
 
-    def run(*arguments: object) -> Done:
+    def run(*arguments: object) -> tuple[int, str]:
         capsys.readouterr()
         try:
             code = main([*map(str, arguments)])
         except SystemExit as end:
             code = int(end.code or 0)
-        return Done(code, *capsys.readouterr())
+        return code, "".join(capsys.readouterr())
 
     return run
 
@@ -87,9 +79,9 @@ def test_verdicts_and_tables(verify: Verify, tmp_path: Path) -> None:
         {**ICE, "response": "no"},
         {**DOUBLE, "response": program},
     )  # fmt: skip
-    done = verify(path, "--out", out, "--reward.length_max=100", "--reward.overlong_buffer=20",
-                  "--reward.extra.repetition=0.3", "--reward.refuse=[]")  # fmt: skip
-    assert done.code == 0, done.err
+    code, printed = verify(path, "--out", out, "--reward.length_max=100", "--reward.overlong_buffer=20",
+                           "--reward.extra.repetition=0.3", "--reward.refuse=[]")  # fmt: skip
+    assert code == 0, printed
     found = read(out)
     assert [record["line"] for record in found] == [*range(1, 9)]
     assert [record["id"] for record in found[:5]] == ["t1", "t1", "t1", "t1", "sympy"]
@@ -98,18 +90,18 @@ def test_verdicts_and_tables(verify: Verify, tmp_path: Path) -> None:
     assert [reward["verdict"] for reward in rewards] == verdicts
     assert [reward["total"] for reward in rewards[:5]] == pytest.approx([1.1, 0.2, -0.3, 1.05, 1.0])
     assert rewards[0]["languages"] == ["en", "en", "en"] and rewards[2]["extra"] == {"repetition": -0.3}
-    rows = [tuple(re.split(r"\s*│\s*", line)[1:4]) for line in done.out.splitlines() if "│" in line]
+    rows = [tuple(re.split(r"\s*│\s*", line)[1:4]) for line in printed.splitlines() if "│" in line]
     assert {("correct", "4", "50.0%"), ("open", "1", "12.5%")} <= {*rows}, "verdicts"
     assert {("all", "8", "66.7%"), ("math", "5", "60.0%"), ("open", "2", "-")} <= {*rows}, "of verified ones are right"
-    assert "answer differs from the true one (1)" in done.out
+    assert "answer differs from the true one (1)" in printed
 
 
 @pytest.mark.slow
 def test_zipped_input_and_settings_of_a_run(verify: Verify, root: Path, tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl.gz"
     path.write_bytes(gzip.compress(json.dumps({**ROW, "response": GOOD[7:], "tokens": 64}).encode()))
-    done = verify(path, "--out", tmp_path / "o", "--config", root / "configs" / "quickstart.toml", "--opened")
-    assert done.code == 0, done.err
+    settings = root / "configs" / "quickstart.toml"
+    assert verify(path, "--out", tmp_path / "o", "--config", settings, "--opened")[0] == 0
     assert read(tmp_path / "o")[0]["reward"]["length"] == -0.1  # the quickstart's limit is 64 tokens
 
 
@@ -131,9 +123,9 @@ def test_bad_line_is_one_error_before_anything_is_graded(
 ) -> None:
     path = write(tmp_path / "in.jsonl", ROW)
     path.write_text(path.read_text() + line + "\n")
-    done = verify(path, "--out", tmp_path / "out.jsonl")
-    assert done.code == 2 and not (tmp_path / "out.jsonl").exists()
-    assert done.err.startswith(f"error: {path}:2") and message in done.err and done.err.count("\n") == 1
+    code, error = verify(path, "--out", tmp_path / "out.jsonl")
+    assert code == 2 and not (tmp_path / "out.jsonl").exists()
+    assert error.startswith(f"error: {path}:2") and message in error and error.count("\n") == 1
 
 
 def test_wrong_options_and_settings_name_the_repair(verify: Verify, tmp_path: Path) -> None:
@@ -145,9 +137,9 @@ def test_wrong_options_and_settings_name_the_repair(verify: Verify, tmp_path: Pa
         (path, "--weird", "unknown option --weird"),
         (tmp_path / "none.jsonl", "there is no such file"),
     ):
-        done = verify(file, "--out", tmp_path / "out.jsonl", *arguments)
-        assert done.code == 2 and message in done.err
-    assert verify().code == 2 and verify("--help").code == 0
+        code, error = verify(file, "--out", tmp_path / "out.jsonl", *arguments)
+        assert code == 2 and message in error
+    assert verify()[0] == 2 and verify("--help")[0] == 0
 
 
 @pytest.mark.slow
@@ -168,8 +160,8 @@ def test_goes_on_after_ctrl_c(verify: Verify, root: Path, tmp_path: Path) -> Non
     before = out.read_bytes()
     assert 10 <= before.count(b"\n") < 80 and before.endswith(b"\n")
     out.write_bytes(before + before[:50])  # as a crash in the middle of a line leaves it
-    done = verify(*arguments)
-    assert done.code == 0 and f"holds {before.count(10)} of 80 verdicts: going on" in done.err
+    code, printed = verify(*arguments)
+    assert code == 0 and f"holds {before.count(10)} of 80 verdicts: going on" in printed
     assert out.read_bytes().startswith(before)
     assert [record["id"] for record in read(out)] == [str(index) for index in range(80)]
 
@@ -177,16 +169,16 @@ def test_goes_on_after_ctrl_c(verify: Verify, root: Path, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_verdicts_of_other_input_or_rewards_are_not_mixed(verify: Verify, tmp_path: Path) -> None:
     path, out = write(tmp_path / "in.jsonl", ROW, ROW), tmp_path / "out.jsonl"
-    assert verify(path, "--out", out).code == 0
-    changed = verify(path, "--out", out, "--reward.language=0.2")
-    assert changed.code == 2 and "other rewards" in changed.err
+    assert verify(path, "--out", out)[0] == 0
+    code, error = verify(path, "--out", out, "--reward.language=0.2")
+    assert code == 2 and "other rewards" in error
     write(path, ROW, {**ROW, "response": "8"})
-    other = verify(path, "--out", out)
-    assert other.code == 2 and f"{out}:2 is the verdict of another input line" in other.err
-    assert verify(path, "--out", out, "--restart").code == 0
+    code, error = verify(path, "--out", out)
+    assert code == 2 and f"{out}:2 is the verdict of another input line" in error
+    assert verify(path, "--out", out, "--restart")[0] == 0
     assert [record["reward"]["total"] for record in read(out)] == pytest.approx([1.1, 0.0])
     out.write_text("{}\n")
-    assert "is no verdict" in verify(path, "--out", out).err
+    assert "is no verdict" in verify(path, "--out", out)[1]
     with out.open("ab") as locked:
         fcntl.flock(locked, fcntl.LOCK_EX)
-        assert "another process is writing it" in verify(path, "--out", out, "--restart").err
+        assert "another process is writing it" in verify(path, "--out", out, "--restart")[1]

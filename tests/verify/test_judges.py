@@ -200,6 +200,23 @@ def test_an_essay_is_worth_what_its_judges_say_without_a_box(server: Server) -> 
     assert len(server.seen) == 2, "each judge is asked once"
 
 
+def test_two_judges_agree_or_do_not_and_draw_principles_by_group(server: Server) -> None:
+    server.decide = lambda body: "SCORE: 8" if "clear" in asked(body)[0] or "wide" in asked(body)[1][0] else "SCORE: 2"
+    judges = {"clear": judge(server, instructions="Is it clear?"), "deep": judge(server, instructions="Is it deep?")}
+    judges["deep"] |= {"principles": [f"Principle {number}." for number in range(8)], "principles_drawn": 2}
+    scorer = CompletionScorer(settings(judges=judges, extra={"clear": 1, "deep": 1}), Grader())
+
+    async def work() -> None:
+        for at, response in enumerate(["wide", "narrow"] * 6):
+            await scorer.score(ESSAY, THOUGHT + response, 50, group=at // 2)
+
+    asyncio.run(work())
+    rows = [each.measurement.metrics for each in scorer.judges]
+    assert rows == [{"judge/clear/agreement": 0.5}, {"judge/deep/agreement": 0.5}]
+    drawn = [tuple(re.findall(r"Principle \d", asked(body)[0])) for body in server.seen if "deep" in asked(body)[0]]
+    assert {len(pair) for pair in drawn} == {2} and drawn[::2] == drawn[1::2] and len(set(drawn)) > 2
+
+
 @pytest.mark.parametrize(
     ("gates", "response", "closed"),
     [
@@ -217,20 +234,6 @@ def test_a_response_counts_only_if_it_passes_all_gates(
     assert (found.reason if closed else "") == closed
     assert found.verdict is (Verdict.CORRECT if response == RIGHT else Verdict.WRONG), "accuracy stays what it is"
     assert found.total == (-0.5 if closed else pytest.approx(1.1)), "closed: as if the format were broken"
-
-
-def test_principles_are_drawn_by_group(server: Server) -> None:
-    listed = [f"Principle {number}." for number in range(8)]
-    judges = {"good": judge(server, principles=listed, principles_drawn=2)}
-    scorer = CompletionScorer(settings(judges=judges, extra={"good": 1}), Grader())
-
-    async def work() -> None:
-        for at in range(12):
-            await scorer.score(ESSAY, THOUGHT + "The sea.", 50, group=at // 2)
-
-    asyncio.run(work())
-    drawn = [tuple(re.findall(r"Principle \d", asked(body)[0])) for body in server.seen]
-    assert {len(pair) for pair in drawn} == {2} and drawn[::2] == drawn[1::2] and len(set(drawn)) > 2
 
 
 def test_reward_models_behind_vllm_and_behind_anything(server: Server) -> None:
@@ -358,15 +361,12 @@ def drawn(body: dict[str, Any]) -> str:
     return f"BETTER: {coin.choice((1, 2))}" if len(asked(body)[1]) == 2 else f"SCORE: {coin.choice((2, 9))}"
 
 
-Told = list[tuple[bool, list[str]]]
-
-
 def measure(
     server: Server, decide: Callable[[dict[str, Any]], Any], asks: str, groups: int = 6, **fields: Any
-) -> tuple[RewardScorer, list[Reward], Told]:
+) -> tuple[RewardScorer, list[Reward], list[tuple[bool, list[str]]]]:
     """Let a judge grade groups of half right and half wrong responses: what the run measures, the rewards, and what the
     judge's script said of which solutions."""
-    told: Told = []
+    told = []
 
     def counting(body: dict[str, Any]) -> Any:
         answer = decide(body)
@@ -386,6 +386,7 @@ def measure(
                 found.append(asyncio.run(scorer.score(problem, Completion(index, at, 0, token_ids=[at])))[0])
         else:
             found += settled(texts, problem, scorer, index)[0]
+    assert not any("TRUE ANSWER" in body["messages"][1]["content"] for body in server.seen), "it is measured"
     return scorer, found, told
 
 
@@ -395,14 +396,12 @@ def test_accuracy_of_scores_is_what_the_script_did(server: Server, decide: Any) 
     right = [high == ("boxed{8}" in solutions[0]) for high, solutions in told]
     share = {honest: 1, first: 0.5}.get(decide, sum(right) / len(right))
     assert len(right) == 24 and scorer.judge_metrics == {"judge/who/accuracy": pytest.approx(share)}
-    assert not any("TRUE ANSWER" in body["messages"][1]["content"] for body in server.seen), "it is measured"
 
 
 @pytest.mark.parametrize("decide", [honest, first, drawn])
 def test_accuracy_and_bias_of_choices_are_what_the_script_did(server: Server, decide: Any) -> None:
     scorer, found, told = measure(server, decide, "pairs")
     assert len(told) == 6 * SIZE * 2, "each of n pairs in both orders"
-    assert not any("TRUE ANSWER" in body["messages"][1]["content"] for body in server.seen), "it is measured"
     row = [scorer.judge_metrics[f"judge/who/{name}"] for name in ("accuracy", "position_bias", "agreement")]
     telling = [pair for pair in told if len({"boxed{8}" in solution for solution in pair[1]}) == 2]
     right = [chose_first == ("boxed{8}" in solutions[0]) for chose_first, solutions in telling]
@@ -416,25 +415,13 @@ def test_accuracy_and_bias_of_choices_are_what_the_script_did(server: Server, de
         assert {each.extra["who"] for each in found} == {0.5}, "both orders: a place earns nothing"
 
 
-@pytest.mark.parametrize(
-    ("asks", "decide", "limits", "message"),
-    [
-        ("score", honest, {"least_accuracy": 0.9}, ""),
-        ("pairs", honest, {"least_accuracy": 0.9, "most_bias": 0.1}, ""),
-        ("score", first, {"least_accuracy": 0.6}, "the judge who is right on 50.0% of the last 2[0-9] answers"),
-        ("score", drawn, {"least_accuracy": 0.9}, "the judge who is right on"),
-        ("pairs", first, {"most_bias": 0.1}, "the judge who chose the first response in 100.0% of the last 2"),
-    ],
-)
-def test_a_bad_judge_stops_the_run(
-    server: Server, monkeypatch: pytest.MonkeyPatch, asks: str, decide: Any, limits: dict[str, float], message: str
-) -> None:
+def test_a_bad_judge_stops_the_run_and_a_good_one_does_not(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llm_judge, "LEAST", 20)
-    if not message:
-        measure(server, decide, asks, **limits)
-        return
-    with pytest.raises(RunError, match=message):
-        measure(server, decide, asks, **limits)
+    with pytest.raises(RunError, match="the judge who is right on 50.0% of the last 2[0-9] answers"):
+        measure(server, first, "score", least_accuracy=0.6)
+    with pytest.raises(RunError, match="the judge who chose the first response in 100.0% of the last 2"):
+        measure(server, first, "pairs", most_bias=0.1)
+    measure(server, honest, "pairs", 3, least_accuracy=0.9, most_bias=0.1)
 
 
 def test_a_dead_or_slow_judge_is_masked_and_counted(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,17 +436,3 @@ def test_a_dead_or_slow_judge_is_masked_and_counted(server: Server, monkeypatch:
     scorer.window.max_share, scorer.window.least = 0.05, 5
     with pytest.raises(RunError, match="100.0% of the last 5 verdicts are no grade"):
         asyncio.run(scorer.score(PROBLEM, Completion(2, 1, 0, token_ids=[1])))
-
-
-def test_two_judges_agree_or_do_not(server: Server) -> None:
-    chosen = settings(**clear_and_deep(server), extra={"clear": 1, "deep": 1})
-    server.decide = lambda body: "SCORE: 8" if "clear" in asked(body)[0] or "wide" in asked(body)[1][0] else "SCORE: 2"
-    scorer = CompletionScorer(chosen, Grader())
-
-    async def work() -> None:
-        for response in ("wide", "narrow", "wide", "deep"):
-            await scorer.score(ESSAY, THOUGHT + response, 50)
-
-    asyncio.run(work())
-    rows = [each.measurement.metrics for each in scorer.judges]
-    assert rows == [{"judge/clear/agreement": 0.5}, {"judge/deep/agreement": 0.5}]

@@ -47,19 +47,11 @@ def test_share_of_tests_is_a_reward_and_reported_beside_the_verdict() -> None:
     assert partial.total == pytest.approx(0.1 + 0.225 + 0.1)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "right", "value"),
-    [
-        (0, True, 1.0), (50, True, 0.75), (99, True, 0.5), (0, False, -1.0), (50, False, -0.5), (99, False, 0.0),
-        (100, True, -1.0), (100, False, -1.0), (5000, True, -1.0),
-    ],
-)  # fmt: skip
-def test_cosine_length(tokens: int, right: bool, value: float) -> None:
-    assert cosine_length(tokens, 100, right, CosineOptions()) == pytest.approx(value, abs=1e-3)
-
-
-def test_cosine_length_of_the_paper() -> None:
-    """Values of 2502.03373: right 2 to 1, wrong -10 to 0; a quarter of the way is 0.8536 of the short end."""
+def test_cosine_length() -> None:
+    """And values of 2502.03373: right 2 to 1, wrong -10 to 0; a quarter of the way is 0.8536 of the short end."""
+    for tokens, right, wrong in ((0, 1.0, -1.0), (50, 0.75, -0.5), (99, 0.5, 0.0), (100, -1, -1), (5000, -1, -1)):
+        assert cosine_length(tokens, 100, True, CosineOptions()) == pytest.approx(right, abs=1e-3)
+        assert cosine_length(tokens, 100, False, CosineOptions()) == pytest.approx(wrong, abs=1e-3)
     paper = CosineOptions(right=(2, 1), wrong=(-10, 0))
     assert cosine_length(25, 100, True, paper) == pytest.approx(1.853553)
     assert cosine_length(25, 100, False, paper) == pytest.approx(-8.535534)
@@ -100,9 +92,8 @@ def test_wrong_names_options_and_judges_are_one_line_with_the_repair(row: dict[s
 
 def test_each_reward_has_options_of_its_own() -> None:
     echo = GOOD.replace("</think>", " Tom buys 3 more. Tom buys 3 more.</think>")
-    four, many = ({"repetition": {"words": 4}}, {})
-    costs = [reward(echo, extra={"repetition": 1}, options=options).extra["repetition"] for options in (four, many)]
-    assert costs[0] < costs[1] == 0
+    four, many = (reward(echo, extra={"repetition": 1}, options={"repetition": {"words": words}}) for words in (4, 20))
+    assert four.extra["repetition"] < many.extra["repetition"] == 0
     steep: dict[str, Any] = {"extra": {"cosine_length": 1.0}, "options": {"cosine_length": {"wrong": [-3, 0]}}}
     assert reward(BAD, tokens=0, **steep).extra["cosine_length"] == reward("broken", **steep).total == -3
 
