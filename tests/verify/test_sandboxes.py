@@ -45,8 +45,8 @@ def pool(request: pytest.FixtureRequest) -> Iterator[SandboxPool]:
     made.close()
 
 
-def doubled(pool: SandboxPool, source: str = DOUBLE, **limits: float) -> ProgramVerdict:
-    return run_tests(source, "python", TWICE, limits, pool=pool)
+def doubled(pool: SandboxPool, **limits: float) -> ProgramVerdict:
+    return run_tests(DOUBLE, "python", TWICE, limits, pool=pool)
 
 
 def children() -> set[int]:
@@ -59,7 +59,7 @@ def test_a_killed_or_stopped_box_is_replaced_and_counted(pool: SandboxPool) -> N
             box = psutil.Process(lease.candidate.process.pid)
         victim = box if stop is signal.SIGKILL else box.children()[0]
         victim.send_signal(stop)
-        assert doubled(pool, test_s=0.5) == Verdict.CORRECT
+        assert doubled(pool, test_s=4 if stop is signal.SIGKILL else 0.5) == Verdict.CORRECT
         assert (pool.counts["lost"], pool.counts["started"]) == (lost, lost + 1) and not victim.is_running()
 
 
@@ -67,12 +67,8 @@ def test_threads_and_an_event_loop_share_boxes_and_nothing_is_left() -> None:
     before = children()
 
     async def use(pool: SandboxPool) -> None:
-        runs = asyncio.gather(
-            *(
-                in_thread(run_tests, f"import time\ntime.sleep(0.5)\n{DOUBLE}", "python", TWICE, pool=pool)
-                for _ in range(2)
-            )
-        )
+        slow = f"import time\ntime.sleep(0.5)\n{DOUBLE}"
+        runs = asyncio.gather(*(in_thread(run_tests, slow, "python", TWICE, pool=pool) for _ in range(2)))
         for _ in range(5):
             await asyncio.sleep(0.01)
             assert not runs.done(), "the loop goes on"
@@ -284,7 +280,6 @@ def test_a_compiler_that_does_not_serve_is_told(
         assert cpp_works(lease) == ""
 
 
-@pytest.mark.parametrize("pool", [{"namespaces": False}], indirect=True)
 def test_full_disk_is_told_and_is_no_crash(pool: SandboxPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpp, "missing_tool", lambda: "")
     monkeypatch.setattr(program_run, "ROOM_BYTES", 1 << 60)
