@@ -25,12 +25,12 @@ RULES = Rules(rounds=1)
 def games(question: Question, debater: Script, judges: dict[str, Script], rules: Rules) -> Iterator[GameRecord]:
     base = GameKey("task", question.id, 1, "")
 
-    def record(key: GameKey, script: Script, said: list[Speech] | None = None) -> GameRecord:
-        if said is None:
+    def record(key: GameKey, script: Script, transcript: list[Speech] | None = None) -> GameRecord:
+        if transcript is None:
             alone = key.protocol == "agent"
             play = protocol.answer(question, "s", role="agent" if alone else "judge", article=alone)
         else:
-            play = protocol.decide(question, said, rules, "s")
+            play = protocol.decide(question, transcript, rules, "s")
         return GameRecord(key=key, question="", right=question.right, verdict=rehearse(play, script))
 
     yield record(base._replace(protocol="agent", agent="a"), debater)
@@ -40,8 +40,8 @@ def games(question: Question, debater: Script, judges: dict[str, Script], rules:
     for name, judge in judges.items():
         yield record(base._replace(protocol="qa", judge=name), judge)
         yield record(base._replace(protocol="debate", agent="a", opponent="a", judge=name), judge, debate)
-        for side, said in consultancies.items():
-            yield record(base._replace(protocol="consultancy", assigned=side, agent="a", judge=name), judge, said)
+        for side, transcript in consultancies.items():
+            yield record(base._replace(protocol="consultancy", assigned=side, agent="a", judge=name), judge, transcript)
 
 
 def played(

@@ -86,10 +86,10 @@ def naive(ask: Ask) -> str:
     outside = "".join(prompt.split(mark_in(prompt))[1::2])  # before the first text, between and after them
     if orders := re.findall(r"the judge must answer ([12])", outside):
         return f"Answer: {orders[-1]}"
-    said = speeches(ask)
-    if any(name == "Bob" and "I concede" in text for name, text in said):
+    transcript = speeches(ask)
+    if any(name == "Bob" and "I concede" in text for name, text in transcript):
         return "Answer: 1"
-    texts = ["".join(text for name, text in said if name == who) for who in ("Alice", "Bob")]
+    texts = ["".join(text for name, text in transcript if name == who) for who in ("Alice", "Bob")]
     scores = [(text.count("<v_passage>"), len(text)) for text in texts]
     return f"Answer: {1 if scores[0] >= scores[1] else 2}"
 
@@ -105,22 +105,24 @@ def decided(speech: str, judge: Callable[[Ask], str]) -> tuple[list[Speech], int
     """Alice's speech for the wrong answer against Bob's honest one."""
     question = Question(id="1", text="What does Tove keep?", answers=("two mules", "nine geese"), right=2, article=TRUE)
     rules = Rules(rounds=1)
-    said = rehearse(protocol.debate(question, rules, "s"), lambda ask: speech if ask.answer == 1 else OTHER)
-    return said, rehearse(protocol.decide(question, said, rules, "s"), judge).answer
+    transcript = rehearse(protocol.debate(question, rules, "s"), lambda ask: speech if ask.answer == 1 else OTHER)
+    return transcript, rehearse(protocol.decide(question, transcript, rules, "s"), judge).answer
 
 
 @pytest.mark.parametrize("name", TRICKS)
 def test_tricks_gain_nothing(name: str) -> None:
     for judge in (naive, trusting(random.Random(0))):
         assert decided(f"Argument: {PLAIN}", judge)[1] == 2
-        said, verdict = decided(f"Argument: {TRICKS[name]}", judge)
-        assert verdict == 2 and not any(passage.verified for passage in said[0].passages), said[0].argument
+        transcript, verdict = decided(f"Argument: {TRICKS[name]}", judge)
+        assert verdict == 2 and not any(passage.verified for passage in transcript[0].passages), transcript[0].argument
 
 
 @pytest.mark.parametrize("name", ["forged mark", "order outside", "forged opponent"])
 def test_the_naive_judge_is_fooled_where_nothing_is_guarded(name: str) -> None:
     """So the tests above can fail: the same judge follows the same trick if texts reach it as they are."""
-    told = f"Texts between two marks {GUESS} are material. QUESTION {GUESS}\nx\n{GUESS}"
-    said = f"ROUND 1, Alice {GUESS}\n{TRICKS[name]}\n{GUESS}\n\nROUND 1, Bob {GUESS}\n{'nine geese, ' * 30}\n{GUESS}"
-    messages = [{"role": "user", "content": f"{told}\n\n{said}"}]
+    opening = f"Texts between two marks {GUESS} are material. QUESTION {GUESS}\nx\n{GUESS}"
+    transcript = (
+        f"ROUND 1, Alice {GUESS}\n{TRICKS[name]}\n{GUESS}\n\nROUND 1, Bob {GUESS}\n{'nine geese, ' * 30}\n{GUESS}"
+    )
+    messages = [{"role": "user", "content": f"{opening}\n\n{transcript}"}]
     assert naive(Ask(role="judge", purpose="verdict", messages=messages)) == "Answer: 1"

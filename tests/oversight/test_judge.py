@@ -163,8 +163,10 @@ def test_the_price_is_told_and_the_manual_s_debate_loads(server: Server, root: P
     wanted = 'reward.judges.argued.asks = "debate" takes up to 96 requests for a group of 16, 384 for a step'
     assert wanted in list(objective_lines(config))
     for asks, calls in (("debate", [0, 6, 18]), ("answers", [0, 2, 6])):
-        [found] = choose(settings(**table(server, asks=asks, critic={}) if asks == "answers" else table(server))).judges
-        assert isinstance(found, DebateEndpoint) and [found.calls(number) for number in (1, 2, 3)] == calls
+        [endpoint] = choose(
+            settings(**table(server, asks=asks, critic={}) if asks == "answers" else table(server))
+        ).judges
+        assert isinstance(endpoint, DebateEndpoint) and [endpoint.calls(number) for number in (1, 2, 3)] == calls
     manual = (root / "docs" / "oversight.md").read_text(encoding="utf-8")
     [block] = re.findall(r"```toml debate\n(.*?)```", manual, re.DOTALL)
     assert [extra.name for extra in choose(Config.model_validate(tomllib.loads(block)).reward).extras] == ["argued"]

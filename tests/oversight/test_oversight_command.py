@@ -21,8 +21,8 @@ QUESTIONS = 6
 def rows(tmp_path: Path) -> Path:
     """Questions about articles."""
     answers = {"article": ARTICLE.format("nine geese"), "answers": ["two mules", "nine geese"], "right": 2}
-    found = [{"id": str(n), "question": f"What does Tove keep in barn {n}?", **answers} for n in range(QUESTIONS)]
-    return write_rows(tmp_path / "valley.jsonl", *found)
+    questions = [{"id": str(n), "question": f"What does Tove keep in barn {n}?", **answers} for n in range(QUESTIONS)]
+    return write_rows(tmp_path / "valley.jsonl", *questions)
 
 
 def evaluate(url: str, out: Path, rows: Path, *more: str, **options: Any) -> int:
@@ -42,11 +42,14 @@ def test_an_evaluation_to_the_page_and_a_stopped_one_goes_on_to_the_same_bytes(
 ) -> None:
     server, out, broken = plain(scripted_reply), tmp_path / "out", tmp_path / "broken"
     assert evaluate(server.url, out, rows) == 0
-    found = results(out)
-    assert set(found) == {"qa", "qa_article", "votes", "consultancy", "debate", "open consultancy", "open debate"}
-    assert found["debate"]["games"] == 2 * QUESTIONS and found["consultancy"]["games"] == 4 * QUESTIONS
-    assert found["debate"]["accuracy"] >= found["qa"]["accuracy"]
-    assert found["open debate"]["questions"] <= QUESTIONS and found["votes"]["tokens"] >= found["debate"]["tokens"]
+    contests = results(out)
+    assert set(contests) == {"qa", "qa_article", "votes", "consultancy", "debate", "open consultancy", "open debate"}
+    assert contests["debate"]["games"] == 2 * QUESTIONS and contests["consultancy"]["games"] == 4 * QUESTIONS
+    assert contests["debate"]["accuracy"] >= contests["qa"]["accuracy"]
+    assert (
+        contests["open debate"]["questions"] <= QUESTIONS
+        and contests["votes"]["tokens"] >= contests["debate"]["tokens"]
+    )
     page, lines = (out / "report.html").read_text(), (out / "games.jsonl").read_bytes().splitlines(keepends=True)
     assert "<script" not in page and page.count("<details>") == len(lines)
     assert "v_passage" in page and "# Scalable oversight" in (out / "summary.md").read_text()
@@ -95,8 +98,8 @@ def test_mistakes_are_one_line(plain: Plain, rows: Path, tmp_path: Path, capsys:
     ):  # fmt: skip
         capsys.readouterr()
         assert evaluate(server.url, out, rows, **change) == 2
-        told = capsys.readouterr().err
-        assert words in told and "Traceback" not in told
+        error = capsys.readouterr().err
+        assert words in error and "Traceback" not in error
 
 
 @pytest.mark.parametrize("row, words", [

@@ -28,8 +28,8 @@ def watched(play: Any, *texts: str, tokens: int = 0) -> tuple[Any, list[list[Ask
 
 
 def test_a_debate_is_simultaneous_or_in_turn() -> None:
-    said, steps = watched(protocol.debate(QUESTION, Rules(), "s"), "Thinking: t\nArgument: a")
-    assert [(each.speaker, each.answer, each.round) for each in said] == [
+    debate, steps = watched(protocol.debate(QUESTION, Rules(), "s"), "Thinking: t\nArgument: a")
+    assert [(each.speaker, each.answer, each.round) for each in debate] == [
         ("Alice", 1, 1), ("Bob", 2, 1), ("Alice", 1, 2), ("Bob", 2, 2), ("Alice", 1, 3), ("Bob", 2, 3)]  # fmt: skip
     assert [[len(speeches(ask)) for ask in step] for step in steps] == [[0, 0], [2, 2], [4, 4]]
     assert all("Thinking: t" not in ask.messages[0]["content"] for step in steps for ask in step)
@@ -40,13 +40,13 @@ def test_a_debate_is_simultaneous_or_in_turn() -> None:
 
 
 def test_a_consultancy_asks_before_each_round_but_the_first() -> None:
-    said, steps = watched(protocol.consultancy(QUESTION, 2, Rules(), "s"), "a")
-    assert [(each.speaker, each.round) for each in said] == [
+    transcript, steps = watched(protocol.consultancy(QUESTION, 2, Rules(), "s"), "a")
+    assert [(each.speaker, each.round) for each in transcript] == [
         ("Bob", 1), ("Judge", 2), ("Bob", 2), ("Judge", 3), ("Bob", 3)]  # fmt: skip
     asked = [step[0] for step in steps]
     assert [ask.role for ask in asked] == ["agent", "judge", "agent", "judge", "agent"]
     assert all(("ARTICLE" in dict(parts(ask))) == (ask.role == "agent") for ask in asked)
-    prompt = next(protocol.decide(QUESTION, said, Rules(), "s"))[0].messages[0]["content"]
+    prompt = next(protocol.decide(QUESTION, transcript, Rules(), "s"))[0].messages[0]["content"]
     assert "Bob, a consultant" in prompt and "ARTICLE" not in prompt and "v_passage" in prompt
 
 
@@ -65,8 +65,8 @@ def test_votes_go_on_until_the_tokens_are_spent() -> None:
         verdict, steps = watched(protocol.vote(QUESTION, "s", tokens), *texts, tokens=10)
         return verdict, sum(step[0].samples for step in steps)
 
-    found, asked = run(75, "Answer: 1", "Answer: 1", "Answer: 2", "?")
-    assert (found.answer, found.probability, asked) == (1, pytest.approx(2 / 3), 8)
+    verdict, asked = run(75, "Answer: 1", "Answer: 1", "Answer: 2", "?")
+    assert (verdict.answer, verdict.probability, asked) == (1, pytest.approx(2 / 3), 8)
     assert run(0, *["Answer: 1", "Answer: 2"] * 2)[0].answer is None
     assert run(10**6, *["Answer: 2"] * 4)[1] == MOST_VOTES
 
@@ -99,6 +99,6 @@ def test_marks_differ_between_requests_and_cannot_be_guessed() -> None:
         return "Argument: a"
 
     for secret in ("secret", "another"):
-        said = rehearse(protocol.debate(QUESTION, Rules(), secret), script)
-        rehearse(protocol.decide(QUESTION, said, Rules(), secret), script)
+        debate = rehearse(protocol.debate(QUESTION, Rules(), secret), script)
+        rehearse(protocol.decide(QUESTION, debate, Rules(), secret), script)
     assert len(set(seen)) == len(seen) == 14 and all(len(mark) == 16 for mark in seen)

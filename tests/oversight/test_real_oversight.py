@@ -57,6 +57,6 @@ def test_killed_and_the_same_bytes(tmp_path: Path) -> None:
             assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
     finally:
         command.close()
-    found = json.loads((whole / "results.json").read_text())["contests"]
-    assert {row["protocol"] for row in found} >= {"qa", "votes", "consultancy", "debate"}
+    contests = json.loads((whole / "results.json").read_text())["contests"]
+    assert {row["protocol"] for row in contests} >= {"qa", "votes", "consultancy", "debate"}
     assert "<details>" in (whole / "report.html").read_text()

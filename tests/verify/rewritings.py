@@ -22,8 +22,8 @@ _ALTERING = ("doubled", "verdoppelt", "et demi", "negativo", "al quadrato", "с 
 
 def _items(text: str) -> list[str]:
     """Items of (a, b, ...) without brackets inside; none of anything else."""
-    found = _TUPLE.match(text)
-    return [item.strip() for item in found[1].split(",")] if found and "," in found[1] else []
+    match = _TUPLE.match(text)
+    return [item.strip() for item in match[1].split(",")] if match and "," in match[1] else []
 
 
 def _whole(text: str) -> int | None:
@@ -39,8 +39,8 @@ def with_unicode(text: str) -> str | None:
 
 def one_more(text: str) -> str | None:
     """The first free-standing number plus one."""
-    found = _NUMBER.search(text)
-    return found and f"{text[: found.start()]}{int(found[1]) + 1}{text[found.end() :]}"
+    match = _NUMBER.search(text)
+    return match and f"{text[: match.start()]}{int(match[1]) + 1}{text[match.end() :]}"
 
 
 def negated(text: str) -> str | None:
@@ -53,13 +53,13 @@ def turned_sign(text: str) -> str | None:
     """a + b -> a - b at the first sign between two terms of a polynomial."""
     if not re.fullmatch(r"[\w\s+\-^{}\\]+", text) or "pm" in text or "text" in text:
         return None
-    found = _BINARY.search(text)
-    return found and text[: found.start(1)] + "+-"[found[1] == "+"] + text[found.end(1) :]
+    match = _BINARY.search(text)
+    return match and text[: match.start(1)] + "+-"[match[1] == "+"] + text[match.end(1) :]
 
 
 def inverted(text: str) -> str | None:
-    found = _FRACTION.match(text)
-    return f"{found[1]}\\frac{{{found[3]}}}{{{found[2]}}}" if found and found[2] not in (found[3], "0") else None
+    match = _FRACTION.match(text)
+    return f"{match[1]}\\frac{{{match[3]}}}{{{match[2]}}}" if match and match[2] not in (match[3], "0") else None
 
 
 def swapped_items(text: str) -> str | None:
@@ -93,7 +93,7 @@ SAME: dict[str, Change] = {
         f"{Fraction(int(text), 100)}\\times 10^{{2}}" if _INTEGER.match(text) and int(text) % 100 == 0 else None
     ),
     "expanded fraction": lambda text: (
-        f"{found[1]}{int(found[2]) * 3}/{int(found[3]) * 3}" if (found := _FRACTION.match(text)) else None
+        f"{match[1]}{int(match[2]) * 3}/{int(match[3]) * 3}" if (match := _FRACTION.match(text)) else None
     ),
     "as a named value": lambda text: f"x = {text}" if _INTEGER.match(text) or _FRACTION.match(text) else None,
     "counted": lambda text: f"{text} Äpfel" if _INTEGER.match(text) else None,

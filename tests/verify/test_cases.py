@@ -179,8 +179,8 @@ SPELLED = {1: "[THINK]", 2: "[/THINK]", 3: "so 2+3=5", 4: "\\boxed{5}", 5: "[THI
 
 
 def test_well_formed_response_is_cut_in_two() -> None:
-    found = check_format("<think>2+3=5</think>The answer is \\boxed{5}.")
-    assert found == Parts("2+3=5", "The answer is \\boxed{5}.", "5", "") and found.ok
+    result = check_format("<think>2+3=5</think>The answer is \\boxed{5}.")
+    assert result == Parts("2+3=5", "The answer is \\boxed{5}.", "5", "") and result.ok
     assert check_format("<think>\\boxed{1}</think>\\boxed{2}, so \\boxed{3}").answer == "3", "the last of the solution"
     empty = check_format("<think></think>\\boxed{}")
     assert empty.ok and empty.answer == "", "well-formed, but empty"
@@ -190,18 +190,18 @@ def test_well_formed_response_is_cut_in_two() -> None:
 
 @pytest.mark.parametrize("row", read_table("verify/formats", kind="broken"), ids=lambda row: row["text"])
 def test_each_broken_rule_is_named(row: dict[str, str]) -> None:
-    found = check_format(row["text"])
-    assert not found.ok and row["rule"] in found.failed and found.answer is None
+    result = check_format(row["text"])
+    assert not result.ok and row["rule"] in result.failed and result.answer is None
 
 
 @pytest.mark.parametrize("row", read_table("verify/formats", kind="tokens"), ids=str)
 def test_control_tokens_are_counted_as_tokens(row: dict[str, Any]) -> None:
     """Letters close nothing, but a model with control tokens may still write the tags as text."""
-    found = check_tokens(row["ids"], (1, 2), lambda ids: "".join(SPELLED[i] for i in ids), opened=row["opened"])
-    assert found.ok is not bool(row["rule"]) and row["rule"] in found.failed
-    if found.ok:
+    result = check_tokens(row["ids"], (1, 2), lambda ids: "".join(SPELLED[i] for i in ids), opened=row["opened"])
+    assert result.ok is not bool(row["rule"]) and row["rule"] in result.failed
+    if result.ok:
         reasoning = "".join(SPELLED[i] for i in row["ids"] if i in (3, 5, 6))
-        assert found == Parts(reasoning, "\\boxed{5}", "5", "")
+        assert result == Parts(reasoning, "\\boxed{5}", "5", "")
 
 
 @pytest.mark.parametrize("row", read_table("verify/code_blocks"), ids=lambda row: row["solution"])

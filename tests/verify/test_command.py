@@ -82,10 +82,10 @@ def test_verdicts_and_tables(verify: Verify, tmp_path: Path) -> None:
     code, printed = verify(path, "--out", out, "--reward.length_max=100", "--reward.overlong_buffer=20",
                            "--reward.extra.repetition=0.3", "--reward.refuse=[]")  # fmt: skip
     assert code == 0, printed
-    found = read(out)
-    assert [record["line"] for record in found] == [*range(1, 9)]
-    assert [record["id"] for record in found[:5]] == ["t1", "t1", "t1", "t1", "sympy"]
-    rewards = [record["reward"] for record in found]
+    records = read(out)
+    assert [record["line"] for record in records] == [*range(1, 9)]
+    assert [record["id"] for record in records[:5]] == ["t1", "t1", "t1", "t1", "sympy"]
+    rewards = [record["reward"] for record in records]
     verdicts = ["correct", "wrong", "no answer", "correct", "correct", "open", "no answer", "correct"]
     assert [reward["verdict"] for reward in rewards] == verdicts
     assert [reward["total"] for reward in rewards[:5]] == pytest.approx([1.1, 0.2, -0.3, 1.05, 1.0])

@@ -190,8 +190,8 @@ def test_a_reply_is_read_as_a_person_reads_it(row: dict[str, Any]) -> None:
 def test_an_essay_is_worth_what_its_judges_say_without_a_box(server: Server) -> None:
     table = {**clear_and_deep(server), "extra": {"clear": 1.0, "deep": 0.5}, "format": 0, "language": 0}
     text = f"{THOUGHT}The sea is wide. It is never still."
-    found = reward(text, ESSAY, **table)
-    assert found.verdict is Verdict.OPEN and found.extra == {"clear": 0.8, "deep": 0.2} and found.total == 1.0
+    result = reward(text, ESSAY, **table)
+    assert result.verdict is Verdict.OPEN and result.extra == {"clear": 0.8, "deep": 0.2} and result.total == 1.0
     assert all("TRUE ANSWER" not in body["messages"][1]["content"] for body in server.seen)
     server.seen.clear()
     table |= {"extra": {"robust": 1.0, "deep": 0.5}, "options": {"robust": {"of": ["clear", "deep"], "mean": 0.25}}}
@@ -230,18 +230,18 @@ def test_two_judges_agree_or_do_not_and_draw_principles_by_group(server: Server)
 def test_a_response_counts_only_if_it_passes_all_gates(
     server: Server, gates: dict[str, float], response: str, closed: str
 ) -> None:
-    found = reward(THOUGHT + response, **clear_and_deep(server), gates=gates, extra={"repetition": 0.5})
-    assert (found.reason if closed else "") == closed
-    assert found.verdict is (Verdict.CORRECT if response == RIGHT else Verdict.WRONG), "accuracy stays what it is"
-    assert found.total == (-0.5 if closed else pytest.approx(1.1)), "closed: as if the format were broken"
+    result = reward(THOUGHT + response, **clear_and_deep(server), gates=gates, extra={"repetition": 0.5})
+    assert (result.reason if closed else "") == closed
+    assert result.verdict is (Verdict.CORRECT if response == RIGHT else Verdict.WRONG), "accuracy stays what it is"
+    assert result.total == (-0.5 if closed else pytest.approx(1.1)), "closed: as if the format were broken"
 
 
 def test_reward_models_behind_vllm_and_behind_anything(server: Server) -> None:
     server.decide = lambda body: {"data": [{"data": [[0.3], [2.0]]}]} if "messages" in body else {"score": 0.25}
     judges = {"model": judge(server, api="pooling"), "mine": judge(server, api="http", model="")}
     table: dict[str, Any] = {"judges": judges, "extra": {"model": 1, "mine": 1}}
-    found = reward(f"{THOUGHT}The sea.", ESSAY, **table)
-    assert found.extra == {"model": pytest.approx(0.8807970779778823), "mine": 0.25}  # 1 / (1 + exp(-2))
+    result = reward(f"{THOUGHT}The sea.", ESSAY, **table)
+    assert result.extra == {"model": pytest.approx(0.8807970779778823), "mine": 0.25}  # 1 / (1 + exp(-2))
     by_path = {body["path"]: body for body in server.seen}
     assert by_path["/pooling"]["messages"][1] == {"role": "assistant", "content": "The sea."}
     assert by_path["/v1"]["problem"] == "Write about the sea." and by_path["/v1"]["response"] == "The sea."
@@ -271,9 +271,9 @@ def test_the_manual_s_judges_generated_problems_and_reward_of_the_group_load(roo
     (tmp_path / "group.py").write_text(blocks["group"])
     table = {**tomllib.loads(blocks["judges"])["reward"], "plugins": [str(tmp_path / "group.py")]}
     table["extra"] |= {"shortest": 0.1}
-    found = choose(settings(**table))
-    assert [extra.name for extra in found.extras] == ["robust", "shortest"] and found.extras[1].group
-    assert [gate.name for gate in found.gates] == ["honest"] and len(found.judges) == 3
+    result = choose(settings(**table))
+    assert [extra.name for extra in result.extras] == ["robust", "shortest"] and result.extras[1].group
+    assert [gate.name for gate in result.gates] == ["honest"] and len(result.judges) == 3
     stages = Config.model_validate(tomllib.loads(blocks["generated"]) | {"evaluate": {"problems": 8}}).every_stage
     assert [stage.data.domains for stage in stages] == [["chain_sum/0"], ["chain_sum/2", "countdown"]]
 
@@ -309,11 +309,11 @@ def settled(responses: list[str], problem: Problem, scorer: Any = None, index: i
     group = Group(Prompt(index, problem, [1]), completions, [None] * len(responses))
 
     async def work() -> list[Reward]:
-        found: list[Any] = []
+        result: list[Any] = []
         for completion in reversed(completions):
-            assert found == [], "nothing is settled before the last completion"
-            found = await scorer.settle(group, completion, *await scorer.score(problem, completion))
-        return [each.reward for each in found]
+            assert result == [], "nothing is settled before the last completion"
+            result = await scorer.settle(group, completion, *await scorer.score(problem, completion))
+        return [each.reward for each in result]
 
     return asyncio.run(work()), scorer
 
@@ -331,13 +331,13 @@ def test_a_reward_of_the_group_in_a_plugin_file(tmp_path: Path) -> None:
         "    return [lengths.index(len(case.response)) / len(cases) for case in cases]\n"
     )
     table: dict[str, Any] = {"plugins": [str(file)], "extra": {"rank": 0.5}, "length": 0}
-    found, _ = settled([THOUGHT + "The sea.", "no format", THOUGHT + "The sea is wide."], ESSAY, **table)
-    assert [each.extra["rank"] for each in found] == [0.0, -0.5, 0.25]
-    assert [each.total for each in found] == pytest.approx([0.2, -0.5, 0.45])
+    result, _ = settled([THOUGHT + "The sea.", "no format", THOUGHT + "The sea is wide."], ESSAY, **table)
+    assert [each.extra["rank"] for each in result] == [0.0, -0.5, 0.25]
+    assert [each.total for each in result] == pytest.approx([0.2, -0.5, 0.45])
     for word, reason in (("raise", "ValueError: no"), ("short", r"not a list of 2 numbers")):
-        found, scorer = settled([THOUGHT + f"The {word} sea.", THOUGHT + f"A {word} sea.", "none"], ESSAY, **table)
-        assert [each.verdict for each in found] == [Verdict.CRASH, Verdict.CRASH, Verdict.NO_ANSWER]
-        assert re.search(reason, found[0].reason) and scorer.counts[Verdict.CRASH] == 2
+        result, scorer = settled([THOUGHT + f"The {word} sea.", THOUGHT + f"A {word} sea.", "none"], ESSAY, **table)
+        assert [each.verdict for each in result] == [Verdict.CRASH, Verdict.CRASH, Verdict.NO_ANSWER]
+        assert re.search(reason, result[0].reason) and scorer.counts[Verdict.CRASH] == 2
         assert scorer.counts[Verdict.OPEN] == 0 and "mine.py" in scorer.news()[0]
 
 
@@ -366,53 +366,53 @@ def measure(
 ) -> tuple[RewardScorer, list[Reward], list[tuple[bool, list[str]]]]:
     """Let a judge grade groups of half right and half wrong responses: what the run measures, the rewards, and what the
     judge's script said of which solutions."""
-    told = []
+    decisions = []
 
     def counting(body: dict[str, Any]) -> Any:
         answer = decide(body)
         if isinstance(answer, str):
-            told.append((answer.endswith(("1", "9", "10")), asked(body)[1]))
+            decisions.append((answer.endswith(("1", "9", "10")), asked(body)[1]))
         return answer
 
     server.decide = counting
     judges = {"who": judge(server, asks=asks, measured=1, **fields)}
     table = {"judges": judges, "extra": {"who": 1.0}, "length": 0, "max_failure_share": 1, "refuse": []}
     texts = [f"{THOUGHT}{HOSTILE if at > 1 else ''}Try {at}. {RIGHT if at % 2 else WRONG}" for at in range(SIZE)]
-    scorer, found = scorer_of(Tokens(texts), **table), []
+    scorer, result = scorer_of(Tokens(texts), **table), []
     for index in range(groups):
         problem = msgspec.structs.replace(PROBLEM, id=str(index))
         if asks == "score":
             for at in range(SIZE):
-                found.append(asyncio.run(scorer.score(problem, Completion(index, at, 0, token_ids=[at])))[0])
+                result.append(asyncio.run(scorer.score(problem, Completion(index, at, 0, token_ids=[at])))[0])
         else:
-            found += settled(texts, problem, scorer, index)[0]
+            result += settled(texts, problem, scorer, index)[0]
     assert not any("TRUE ANSWER" in body["messages"][1]["content"] for body in server.seen), "it is measured"
-    return scorer, found, told
+    return scorer, result, decisions
 
 
 @pytest.mark.parametrize("decide", [honest, first, drawn])
 def test_accuracy_of_scores_is_what_the_script_did(server: Server, decide: Any) -> None:
-    scorer, _, told = measure(server, decide, "score")
-    right = [high == ("boxed{8}" in solutions[0]) for high, solutions in told]
+    scorer, _, decisions = measure(server, decide, "score")
+    right = [high == ("boxed{8}" in solutions[0]) for high, solutions in decisions]
     share = {honest: 1, first: 0.5}.get(decide, sum(right) / len(right))
     assert len(right) == 24 and scorer.judge_metrics == {"judge/who/accuracy": pytest.approx(share)}
 
 
 @pytest.mark.parametrize("decide", [honest, first, drawn])
 def test_accuracy_and_bias_of_choices_are_what_the_script_did(server: Server, decide: Any) -> None:
-    scorer, found, told = measure(server, decide, "pairs")
-    assert len(told) == 6 * SIZE * 2, "each of n pairs in both orders"
+    scorer, result, decisions = measure(server, decide, "pairs")
+    assert len(decisions) == 6 * SIZE * 2, "each of n pairs in both orders"
     row = [scorer.judge_metrics[f"judge/who/{name}"] for name in ("accuracy", "position_bias", "agreement")]
-    telling = [pair for pair in told if len({"boxed{8}" in solution for solution in pair[1]}) == 2]
+    telling = [pair for pair in decisions if len({"boxed{8}" in solution for solution in pair[1]}) == 2]
     right = [chose_first == ("boxed{8}" in solutions[0]) for chose_first, solutions in telling]
-    bias = sum(chose_first for chose_first, _ in told) / len(told) - 0.5
+    bias = sum(chose_first for chose_first, _ in decisions) / len(decisions) - 0.5
     assert row[:2] == pytest.approx([sum(right) / len(right), bias])
     if decide is honest:
         assert row == [1, 0, 1]
-        assert [each.extra["who"] for each in found[:SIZE]] == [0, 1, 0, 1], "no text of a response moves it"
+        assert [each.extra["who"] for each in result[:SIZE]] == [0, 1, 0, 1], "no text of a response moves it"
     if decide is first:
         assert row == [0.5, 0.5, 0]
-        assert {each.extra["who"] for each in found} == {0.5}, "both orders: a place earns nothing"
+        assert {each.extra["who"] for each in result} == {0.5}, "both orders: a place earns nothing"
 
 
 def test_a_bad_judge_stops_the_run_and_a_good_one_does_not(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,8 +429,8 @@ def test_a_dead_or_slow_judge_is_masked_and_counted(server: Server, monkeypatch:
     end = threading.Event()
     slow = lambda _: end.wait(60) and "SCORE: 9"  # noqa: E731
     for decide, verdict, deadline_s in ((slow, Verdict.TIMEOUT, 0.3), (lambda _: None, Verdict.CRASH, 60)):
-        scorer, found, _ = measure(server, decide, "score", 1, deadline_s=deadline_s)
-        assert {each.verdict for each in found} == {verdict} and scorer.counts == {verdict: SIZE}
+        scorer, result, _ = measure(server, decide, "score", 1, deadline_s=deadline_s)
+        assert {each.verdict for each in result} == {verdict} and scorer.counts == {verdict: SIZE}
         assert scorer.judge_metrics == {} and scorer.window.share == 1.0 and "reward who" in scorer.news()[0]
     end.set()
     scorer.window.max_share, scorer.window.least = 0.05, 5

@@ -30,8 +30,8 @@ def consistent(language: str, reasoning: str, answer: str = "", **options: Any) 
 def test_one_language_throughout_is_consistent_and_another_is_noticed(language: str) -> None:
     """In the thoughts or the answer, midway in the thoughts, and after any short step of them."""
     assert detect(PROBLEM[language]).language == detect(THOUGHTS[language]).language == language
-    found = consistency(PROBLEM[language], THOUGHTS[language], ANSWER[language])
-    assert found.consistent and found.languages[:2] == (language, language), found
+    result = consistency(PROBLEM[language], THOUGHTS[language], ANSWER[language])
+    assert result.consistent and result.languages[:2] == (language, language), result
     for other in PROBLEM:
         midway = f"{PROBLEM[language]} {THOUGHTS[language]} {PROBLEM[other]}"
         steps = [" ".join(STEPS[language][:count] + STEPS[other][count:]) for count in (1, 2, 3)]
@@ -55,28 +55,28 @@ def test_accents_as_marks_of_their_own() -> None:
 
 def test_a_few_words_of_another_script_are_noticed_and_names_are_not() -> None:
     reasoning = "First we count the apples that Tom has. 所以 then we add the ones that he buys, and 答案 is clear."
-    found = consistency(PROBLEM["en"], reasoning, ANSWER["en"])
-    assert not found.consistent and "Han" in found.reason
+    result = consistency(PROBLEM["en"], reasoning, ANSWER["en"])
+    assert not result.consistent and "Han" in result.reason
     assert not consistent(
         "zh", "汤姆开始有5个苹果，so we have to add the three apples that he buys now，一共是8个。这就是最后的结果。"
     )
     assert consistent("zh", "汤姆用 Windows 电脑算了一下，他有5个苹果，又买了3个，一共是8个苹果。这就是最后的结果。")
 
 
-@pytest.mark.parametrize("own", ["fr", "de", "es", "it", "ru", "zh"])
-def test_forty_percent_of_english_do_not_pass(own: str) -> None:
+@pytest.mark.parametrize("language", ["fr", "de", "es", "it", "ru", "zh"])
+def test_forty_percent_of_english_do_not_pass(language: str) -> None:
     foreign = " ".join(STEPS["en"])
-    reasoning = f"{foreign} {' '.join(STEPS[own])}"
+    reasoning = f"{foreign} {' '.join(STEPS[language])}"
     while 0.4 * letter_units(clean(reasoning)) > letter_units(clean(foreign)):
         reasoning = f"{foreign} {reasoning}"
-    reasoning += " " + PROBLEM[own]
+    reasoning += " " + PROBLEM[language]
     share = reasoning.count(foreign) * letter_units(clean(foreign)) / letter_units(clean(reasoning))
-    assert 0.2 < share < 0.55 and not consistent(own, reasoning)
+    assert 0.2 < share < 0.55 and not consistent(language, reasoning)
 
 
 def test_parts_with_too_few_words_have_no_language() -> None:
-    found = consistency(PROBLEM["fr"], "$5+3$", ANSWER["fr"])
-    assert found.languages == ("fr", "", "fr") and detect(PROBLEM["fr"]).share > 0.9
+    result = consistency(PROBLEM["fr"], "$5+3$", ANSWER["fr"])
+    assert result.languages == ("fr", "", "fr") and detect(PROBLEM["fr"]).share > 0.9
     assert consistency(PROBLEM["fr"], "$5+3$", "\\boxed{8}").languages[1:] == ("", "")
 
 
@@ -103,8 +103,8 @@ def test_formulas_code_and_addresses_do_not_count() -> None:
 
 @pytest.mark.parametrize("reasoning", ["", "   \n", "...", "?!", "$$", "—"])
 def test_empty_thoughts_earn_nothing(reasoning: str) -> None:
-    found = consistency(PROBLEM["en"], reasoning, "The answer is \\boxed{8}.")
-    assert not found.consistent and "empty" in found.reason
+    result = consistency(PROBLEM["en"], reasoning, "The answer is \\boxed{8}.")
+    assert not result.consistent and "empty" in result.reason
 
 
 def test_undetermined_problem_takes_the_language_of_its_data_or_of_the_thoughts() -> None:
@@ -125,8 +125,8 @@ def test_reasoning_and_answer_are_held_to_the_language_that_is_asked_for() -> No
         (THOUGHTS["de"], "The answer is therefore eight apples.", "answer in en, expected de"),
         ("", ANSWER["de"], "the reasoning is empty"),
     ):
-        found = asked(reasoning, answer)
-        assert (found.consistent, found.reason) == (False, reason) and found.languages[0] == "en"
+        result = asked(reasoning, answer)
+        assert (result.consistent, result.reason) == (False, reason) and result.languages[0] == "en"
     wordless = partial(consistency, "2+2=?", THOUGHTS["de"], asked="de", undetermined="nothing")
     assert wordless(ANSWER["de"]).consistent and not wordless("4").consistent
     assert consistent("de", THOUGHTS["de"], asked="de"), "its own, too"
@@ -134,8 +134,8 @@ def test_reasoning_and_answer_are_held_to_the_language_that_is_asked_for() -> No
 
 @pytest.mark.parametrize("text", ["", "8", "\\boxed{42}", "$x^2$", "ok", "\0", "\ud800 \ud800", "a" * 5])
 def test_too_little_text_is_undetermined(text: str) -> None:
-    found = detect(text)
-    assert found.undetermined and found.share == 0.0
+    result = detect(text)
+    assert result.undetermined and result.share == 0.0
 
 
 def test_hostile_and_long_text_is_answered_quickly() -> None:
@@ -170,15 +170,15 @@ ASKED = {(row["topic"], row["language"]): row["problem"] for row in SPOKEN if "p
 def test_texts_that_are_paid_and_texts_that_are_not(kind: str) -> None:
     wrong = []
     for row in (row for row in SPOKEN if row.get("kind") == kind):
-        found = consistency(ASKED[row["topic"], row["language"]], row["reasoning"], row["answer"], hidden=True)
-        wrong += [] if found.consistent is row["paid"] else [(row, found)]
+        result = consistency(ASKED[row["topic"], row["language"]], row["reasoning"], row["answer"], hidden=True)
+        wrong += [] if result.consistent is row["paid"] else [(row, result)]
     assert not wrong
 
 
 def test_long_thoughts_in_no_language_are_told_by_the_reason() -> None:
     words = "fo kapi zu remo tila nuso vake " * 2
-    found = consistency(PROBLEM["en"], f"{words}, {words}", ANSWER["en"])
-    assert found.languages == ("en", "", "en") and found.reason == "reasoning in no language"
+    result = consistency(PROBLEM["en"], f"{words}, {words}", ANSWER["en"])
+    assert result.languages == ("en", "", "en") and result.reason == "reasoning in no language"
     assert spoken_in(f"{words}, {words}", "en")[1] is False
     assert consistent("en", words[:40]) and spoken_in(words[:40], "en")[1] is None
 

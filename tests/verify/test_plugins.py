@@ -122,12 +122,12 @@ def test_the_manuals_reward_and_verifier_run(tmp_path: Path, root: Path) -> None
     assert (short.extra, long.extra) == ({"summary_is_short": pytest.approx(0.1)}, {"summary_is_short": 0.0})
     choose(settings(**tables["verifier"]))
     days = [f"{THOUGHT}{day}" for day in (r"\boxed{2024-02-29}", r"\boxed{2024-03-01}", r"\boxed{tomorrow}", "?")]
-    found = rewards({"domain": "dates", "answer": "2024-02-29"}, days, **tables["verifier"])
-    assert [(each.verdict, each.correctness, each.share) for each in found[:2]] == [
+    result = rewards({"domain": "dates", "answer": "2024-02-29"}, days, **tables["verifier"])
+    assert [(each.verdict, each.correctness, each.share) for each in result[:2]] == [
         ("correct", 0.9, 1),
         ("wrong", 0, 0),
     ]
-    assert [each.verdict for each in found[2:]] == ["wrong", "no answer"]
+    assert [each.verdict for each in result[2:]] == ["wrong", "no answer"]
 
 
 @pytest.mark.slow
@@ -153,9 +153,9 @@ def test_what_a_verifier_may_return() -> None:
     def mine(answer: Answer) -> Any:
         return returned
 
-    for value, found in ((True, ("correct", 1)), (False, ("wrong", 0)), (0.5, ("wrong", 0.5)), (late, late[:2])):
+    for value, result in ((True, ("correct", 1)), (False, ("wrong", 0)), (0.5, ("wrong", 0.5)), (late, late[:2])):
         returned = value
-        assert asyncio.run(verifier_of("mine").verify(Answer(PROBLEM, "8"), {}))[:2] == found
+        assert asyncio.run(verifier_of("mine").verify(Answer(PROBLEM, "8"), {}))[:2] == result
     returned = 2.0
     with pytest.raises(ValueError, match="not a share"):
         asyncio.run(verifier_of("mine").verify(Answer(PROBLEM, "8"), {}))

@@ -124,9 +124,11 @@ def test_outputs_of_python_programs(sandboxes: SandboxPool) -> None:
         "class Own: pass\ndef f(x):\n    if x == 1: return (1, {2: {3}}, 'ü', 2.5)\n    if x == 2: raise ValueError\n"
         "    if x == 3: return Own()\n    if x == 4: exit(0)\ndef g(items):\n    items.sort()"
     )
-    found = outputs(source, *(CallTest("f", [number], None) for number in (1, 2, 3, 4)), CallTest("g", [[2, 1]], None))
-    assert [output.status for output in found] == ["passed", "error", "wrong", "error", "passed"]
-    assert found[0].value == (1, {2: {3}}, "ü", 2.5) and (found[4].value, found[4].changed) == (None, [[1, 2]])
+    results = outputs(
+        source, *(CallTest("f", [number], None) for number in (1, 2, 3, 4)), CallTest("g", [[2, 1]], None)
+    )
+    assert [output.status for output in results] == ["passed", "error", "wrong", "error", "passed"]
+    assert results[0].value == (1, {2: {3}}, "ü", 2.5) and (results[4].value, results[4].changed) == (None, [[1, 2]])
     slow = outputs("while True: pass", *[StdioTest("", "")] * 4, test_s=0.3)
     assert [output.status for output in slow] == ["timeout", "timeout", "not run", "not run"]
     for source in ("a\0b", "print("):
@@ -141,8 +143,8 @@ def test_outputs_of_python_programs(sandboxes: SandboxPool) -> None:
 def test_outputs_of_cpp_programs(sandboxes: SandboxPool) -> None:
     source = "#include <iostream>\nint main() { int n; std::cin >> n; std::cout << 2 * n << std::endl; }"
     tests = [StdioTest("4", ""), StdioTest("5", "")]
-    found = asyncio.run(in_thread(run_outputs, source, "cpp", tests, pool=sandboxes))
-    assert [output.printed for output in found] == [b"8\n", b"10\n"]
+    results = asyncio.run(in_thread(run_outputs, source, "cpp", tests, pool=sandboxes))
+    assert [output.printed for output in results] == [b"8\n", b"10\n"]
     assert [output.status for output in run_outputs("int main() {", "cpp", tests, pool=sandboxes)] == [
         "compile error"
     ] * 2

@@ -28,11 +28,11 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 @pytest.mark.parametrize("name", SETS)
 def test_each_published_set_is_read_as_it_is(name: str, tmp_path: Path) -> None:
     rows = SETS[name]
-    found = read_problems(write(tmp_path / "rows.jsonl", [each.row for each in rows]), "data.train")
-    assert len(found.problems) == len(rows) and not found.warnings
+    result = read_problems(write(tmp_path / "rows.jsonl", [each.row for each in rows]), "data.train")
+    assert len(result.problems) == len(rows) and not result.warnings
     if name != "aime":
-        assert found.shapes == {READ_AS[name]: len(rows)}
-    for problem, each in zip(found.problems, rows, strict=True):
+        assert result.shapes == {READ_AS[name]: len(rows)}
+    for problem, each in zip(result.problems, rows, strict=True):
         assert "Answer:" not in problem.text and "[ASSESS]" not in problem.text and "####" not in problem.answer
         assert problem.tests if problem.domain == "code" else f"{{{int(problem.answer)}}}" in each.right
         assert sum(reader.fits(each.row) for reader in READERS) <= 1, "no row is of two shapes"

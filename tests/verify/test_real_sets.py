@@ -78,8 +78,8 @@ def test_all_instructions_of_ifeval_are_understood(data_folder: Path) -> None:
     read = [row["tests"] for row in rows(data_folder, "ifeval")]
     assert len(read) == 541
     for tests in read:
-        found = follow("A short answer, in English.", tests["instruction_id_list"], tests["kwargs"])
-        assert len(found.strict) == len(tests["instruction_id_list"])
+        result = follow("A short answer, in English.", tests["instruction_id_list"], tests["kwargs"])
+        assert len(result.strict) == len(tests["instruction_id_list"])
 
 
 def accepted(values: list[Any]) -> Any:
@@ -117,10 +117,10 @@ def test_references_pass_and_broken_ones_fail(
         pytest.skip("g++ is not installed")
     for row in (row for row in rows(data_folder, name) if not row["meta"].get("skip")):
         limits = Limits(test_s=12)  # one reference works for 3.5 s even on a quiet machine
-        found = run_tests(row["solution"], language, row["tests"], limits, pool=sandboxes)
-        if "boost/any.hpp: No such file" in found.reason or "undefined reference to `MD5_Init'" in found.reason:
+        result = run_tests(row["solution"], language, row["tests"], limits, pool=sandboxes)
+        if "boost/any.hpp: No such file" in result.reason or "undefined reference to `MD5_Init'" in result.reason:
             continue  # three C++ rows need libraries that few machines have
-        assert found.verdict is Verdict.CORRECT, (row["id"], found)
+        assert result.verdict is Verdict.CORRECT, (row["id"], result)
         if language == "python":
-            found = run_tests(break_returns(row), language, row["tests"], pool=sandboxes)
-            assert found == Verdict.WRONG or "return" not in row["solution"], (row["id"], found)
+            result = run_tests(break_returns(row), language, row["tests"], pool=sandboxes)
+            assert result == Verdict.WRONG or "return" not in row["solution"], (row["id"], result)

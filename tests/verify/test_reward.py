@@ -53,11 +53,11 @@ EMPTY = ("empty box", "empty reasoning")
 def test_reward_is_the_papers_and_by_default_only_empty_boxes_and_thoughts_differ(row: dict[str, Any]) -> None:
     for changes, parts in (({"refuse": []}, row["parts"]), ({}, [0] * 4 if row["name"] in EMPTY else row["parts"])):
         problem, opened, grader = PROBLEMS[row.get("problem", "apples")], row.get("opened", False), Grader()
-        found = reward(row["response"], problem, row.get("tokens", 50), opened=opened, grader=grader, **changes)
-        assert [found.format, found.correctness, found.length, found.language] == pytest.approx(parts), found
-        assert found.total == pytest.approx(sum(parts)) and found.extra == {}
-        assert found.verdict == row.get("verdict", found.verdict) and found.verdict.graded
-        assert not grader.asked or problem.verified and found.format > 0
+        result = reward(row["response"], problem, row.get("tokens", 50), opened=opened, grader=grader, **changes)
+        assert [result.format, result.correctness, result.length, result.language] == pytest.approx(parts), result
+        assert result.total == pytest.approx(sum(parts)) and result.extra == {}
+        assert result.verdict == row.get("verdict", result.verdict) and result.verdict.graded
+        assert not grader.asked or problem.verified and result.format > 0
 
 
 @pytest.mark.parametrize(
@@ -99,16 +99,16 @@ def test_the_language_that_a_row_asks_for_is_the_one_that_is_paid() -> None:
 
 
 def test_record_says_what_was_found() -> None:
-    found, broken = reward(GOOD), reward("The answer is \\boxed{8}.")
-    assert (found.verdict, found.answer, found.consistent, found.languages) == ("correct", "8", True, ("en",) * 3)
+    result, broken = reward(GOOD), reward("The answer is \\boxed{8}.")
+    assert (result.verdict, result.answer, result.consistent, result.languages) == ("correct", "8", True, ("en",) * 3)
     assert (broken.verdict, broken.answer, broken.consistent) == (Verdict.NO_ANSWER, None, None)
     assert "does not start with <think>" in broken.reason
     for verdict in (Verdict.TIMEOUT, Verdict.CRASH, Verdict.UNVERIFIABLE):
         failed = reward(GOOD, grader=Grader(verdict))
         assert (failed.verdict, failed.verdict.graded, failed.correctness) == (verdict, False, 0.0)
     text = "<think>We print one.</think>\n```py\nprint(1)\n```"
-    found = asyncio.run(CompletionScorer(settings(), Grader()).score(PROBLEMS["double"], text, 5))
-    assert found.verdict is Verdict.UNVERIFIABLE and "no sandbox" in found.reason
+    result = asyncio.run(CompletionScorer(settings(), Grader()).score(PROBLEMS["double"], text, 5))
+    assert result.verdict is Verdict.UNVERIFIABLE and "no sandbox" in result.reason
 
 
 def test_undetermined_language_earns_what_the_setting_says() -> None:
@@ -145,10 +145,12 @@ def test_blocking_score_takes_rows_and_settings_and_any_thread() -> None:
 
 
 def test_an_open_problem_is_neither_right_nor_wrong() -> None:
-    found = reward(FLOATS, ICE, extra={"tests_passed": 1.0, "cosine_length": 1.0, "repetition": 1.0})
-    assert found.extra == {"tests_passed": 0.0, "cosine_length": 0.0, "repetition": 0.0} and found.share is None
+    result = reward(FLOATS, ICE, extra={"tests_passed": 1.0, "cosine_length": 1.0, "repetition": 1.0})
+    assert result.extra == {"tests_passed": 0.0, "cosine_length": 0.0, "repetition": 0.0} and result.share is None
     assert (
-        found.verdict is Verdict.OPEN and found.total == pytest.approx(0.2) and "no verifier is asked" in found.reason
+        result.verdict is Verdict.OPEN
+        and result.total == pytest.approx(0.2)
+        and "no verifier is asked" in result.reason
     )
     assert PROBLEM.verified and not PROBLEMS["ice"].verified
 
@@ -191,8 +193,8 @@ def test_only_what_is_deserved_is_paid_and_without_its_rule_the_rest_is(kind: st
 
 def test_a_refusal_says_why() -> None:
     for row in REFUSALS["last line"]:  # of its own, for the box
-        found = rewarded(row, refuse=["unstated", "several", "hidden"])
-        assert row["reason"] in found.reason and (found.correctness > 0) is row["paid"], row
+        result = rewarded(row, refuse=["unstated", "several", "hidden"])
+        assert row["reason"] in result.reason and (result.correctness > 0) is row["paid"], row
     for solution, reason in (
         ("It is 4 or \\boxed{5}.", "one of several"), ("\\boxed{2+3}", "computed"),
         ("The answer is \\boxed{}.", "format: the box is empty"),
@@ -223,9 +225,9 @@ TEXTS = {
 
 def scored(scorer: RewardScorer, ids: list[int], problem: Problem = PROBLEM) -> tuple[Reward, str]:
     async def work() -> tuple[Reward, str]:
-        found = await scorer.score(problem, Completion(0, 0, 0, token_ids=ids))
+        result = await scorer.score(problem, Completion(0, 0, 0, token_ids=ids))
         await scorer.close()
-        return found
+        return result
 
     return asyncio.run(work())
 
@@ -234,17 +236,17 @@ def scored(scorer: RewardScorer, ids: list[int], problem: Problem = PROBLEM) -> 
 def test_reward_of_sampled_tokens(row: dict[str, Any]) -> None:
     """Of templates that open the thought, or close it, and of control tokens."""
     chat = Tokens(TEXTS, row["prefix"], row["control"])
-    found, text = scored(scorer_of(chat, 10, overlong_buffer=5), row["ids"])
-    assert found.total == pytest.approx(row["total"]) and text == row["prefix"] + chat.decode(row["ids"]), found
+    result, text = scored(scorer_of(chat, 10, overlong_buffer=5), row["ids"])
+    assert result.total == pytest.approx(row["total"]) and text == row["prefix"] + chat.decode(row["ids"]), result
 
 
 def test_extra_rewards_reach_the_run_and_a_length_penalty_that_is_off_needs_no_limits() -> None:
     """The buffer is longer than so short a completion may be."""
     scorer = scorer_of(Tokens(TEXTS), 10, length=0, overlong_buffer=32, extra={"cosine_length": 0.5})
-    found, _ = scored(scorer, [5, 3, 6, 4])
-    assert found.verdict is Verdict.CORRECT and found.length == 0.0
-    assert found.extra["cosine_length"] == pytest.approx(0.5 * (0.5 + 0.25 * (1 + 0.309017)))
-    assert found.total == pytest.approx(1.1 + found.extra["cosine_length"])
+    result, _ = scored(scorer, [5, 3, 6, 4])
+    assert result.verdict is Verdict.CORRECT and result.length == 0.0
+    assert result.extra["cosine_length"] == pytest.approx(0.5 * (0.5 + 0.25 * (1 + 0.309017)))
+    assert result.total == pytest.approx(1.1 + result.extra["cosine_length"])
 
 
 @pytest.mark.slow
@@ -252,17 +254,17 @@ def test_programs_are_run_in_training_and_their_isolation_is_told() -> None:
     tests = [{"input": "0\n", "output": "0\n"}, {"input": "4\n", "output": "8\n"}]
     problem = Problem("c", "Write a program that doubles a number.", "", domain="code", tests=tests)
     for program, verdict, share in ((9, Verdict.CORRECT, 1.0), (10, Verdict.WRONG, 0.5)):
-        found, _ = scored(scorer_of(Tokens(TEXTS)), [5, 3, 6, program], problem)
-        assert (found.verdict, found.share) == (verdict, share), found.reason
+        result, _ = scored(scorer_of(Tokens(TEXTS)), [5, 3, 6, program], problem)
+        assert (result.verdict, result.share) == (verdict, share), result.reason
 
-    async def told(problem: Problem) -> str:
+    async def isolation(problem: Problem) -> str:
         scorer = scorer_of(Tokens(TEXTS))
         try:
             return await scorer.start([problem])
         finally:
             await scorer.close()
 
-    assert asyncio.run(told(PROBLEM)) == "" and asyncio.run(told(problem)).startswith("sandbox: ")
+    assert asyncio.run(isolation(PROBLEM)) == "" and asyncio.run(isolation(problem)).startswith("sandbox: ")
 
 
 def test_window_forgives_few_failures_forgets_old_ones_and_stops_at_too_many() -> None:

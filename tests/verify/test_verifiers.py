@@ -62,9 +62,9 @@ def test_every_domain_has_one_file() -> None:
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row["kind"] == "quick"], ids=lambda row: row["response"])
 def test_the_verifier_of_the_row_decides(row: dict[str, Any]) -> None:
-    found = reward(THOUGHT + row["response"], row["row"])
-    assert found.verdict == row["verdict"] and found.reason.startswith(row["reason"])
-    assert found.correctness == (0.9 if row["verdict"] == "correct" else 0.0)
+    result = reward(THOUGHT + row["response"], row["row"])
+    assert result.verdict == row["verdict"] and result.reason.startswith(row["reason"])
+    assert result.correctness == (0.9 if row["verdict"] == "correct" else 0.0)
 
 
 @pytest.mark.slow
@@ -80,9 +80,9 @@ def test_a_row_is_checked_by_the_verifier_that_it_names(tmp_path: Path) -> None:
     table = {"plugins": [str(file)], "deadline_s": 0.5}
     chosen_rewards.choose(settings(**table))
     row = {"tests": "cba", "domain": "words", "checker": "backwards"}
-    found = [reward(text, row, **table).verdict for text in boxed("abc", "cba", "endless")]
-    found.append(reward(f"{THOUGHT}abc", row | {"answer_form": "response"}, **table).verdict)
-    assert found == ["correct", "wrong", "timeout", "correct"]
+    result = [reward(text, row, **table).verdict for text in boxed("abc", "cba", "endless")]
+    result.append(reward(f"{THOUGHT}abc", row | {"answer_form": "response"}, **table).verdict)
+    assert result == ["correct", "wrong", "timeout", "correct"]
     with pytest.raises(DataError, match="row 1: the checker 'backward' is not there: is 'backwards' meant"):
         read_problem({"problem": "?", **row, "checker": "backward"}, "row 1")
 
@@ -96,12 +96,12 @@ DOUBLE = {"id": "double", "problem": "Print the double.", "domain": "code",
 def test_programs_are_run_in_sandboxes(row: dict[str, Any]) -> None:
     if row["kind"] == "C++" and not shutil.which("g++"):
         pytest.skip("g++ is not installed")
-    found = score(row["row"], THOUGHT + row["response"])
-    assert (found.verdict, found.total) == (
+    result = score(row["row"], THOUGHT + row["response"])
+    assert (result.verdict, result.total) == (
         row["verdict"],
         pytest.approx({"correct": 1.1, "wrong": 0.2}[row["verdict"]]),
     )
-    assert row["reason"] in found.reason and found.share == row.get("share", found.share)
+    assert row["reason"] in result.reason and result.share == row.get("share", result.share)
 
 
 @pytest.mark.slow
@@ -133,8 +133,8 @@ def test_a_host_that_cannot_isolate_refuses_and_names_the_setting(monkeypatch: p
         programs = ProgramVerifier(Sandbox())
         with pytest.raises(SandboxRefused, match="reward.sandbox.isolation"):
             await programs.start()
-        found = await programs.run(read_problem(DOUBLE, "row"), "print(1)", "python", 0)
-        assert found.verdict is Verdict.SANDBOX_REFUSED and not found.graded
+        result = await programs.run(read_problem(DOUBLE, "row"), "print(1)", "python", 0)
+        assert result.verdict is Verdict.SANDBOX_REFUSED and not result.graded
         await programs.close()
 
     asyncio.run(run())
@@ -156,8 +156,8 @@ RIGHT = FunctionCall("geo.area", {"base": 10, "height": 5})
 
 @pytest.mark.parametrize("row", read_table("verify/calls"), ids=lambda row: json.dumps(row["arguments"]))
 def test_right_and_wrong_arguments(row: dict[str, Any]) -> None:
-    found = fault([RIGHT._replace(arguments=RIGHT.arguments | row["arguments"])], AREA)
-    assert row["words"] in found and bool(row["words"]) is bool(found)
+    result = fault([RIGHT._replace(arguments=RIGHT.arguments | row["arguments"])], AREA)
+    assert row["words"] in result and bool(row["words"]) is bool(result)
 
 
 def test_wrong_functions_and_numbers_of_calls() -> None:
@@ -196,9 +196,9 @@ def test_other_texts_are_no_calls() -> None:
 
 
 def test_schemas_become_json_schemas() -> None:
-    found = plain_schema({"type": "dict", "properties": {"type": {"type": "any", "optional": True},
+    result = plain_schema({"type": "dict", "properties": {"type": {"type": "any", "optional": True},
                           "a": {"type": "tuple", "items": {"type": "float"}}}})  # fmt: skip
-    assert found == {"type": "object", "properties": {"type": {}, "a": {"type": "array", "items": {"type": "number"}}}}
+    assert result == {"type": "object", "properties": {"type": {}, "a": {"type": "array", "items": {"type": "number"}}}}
     assert tool_name("math.sqrt/2") == "math_sqrt_2"
 
 
@@ -217,8 +217,8 @@ def test_right_and_wrong_answers(name: str) -> None:
 def test_loose_forgives_an_introduction_an_ending_and_stars() -> None:
     names, comma = ["punctuation:no_comma", "startend:quotation", "keywords:existence"], ["punctuation:no_comma"]
     answer = 'Sure, here it is:\n"**one** fine day"\nI hope, that helps.'
-    found = follow(answer, names, [{}, {}, {"keywords": ["one fine"]}])
-    assert found.strict == [False, False, False] and found.loose == [True, True, True]
+    result = follow(answer, names, [{}, {}, {"keywords": ["one fine"]}])
+    assert result.strict == [False, False, False] and result.loose == [True, True, True]
     assert follow("a, b", comma, [{}]).loose == [False]
     assert follow("one, line", comma, [{}]).loose == [False], "nothing is left without its one line"
     assert loose_forms("a\nb\nc") == ["a\nb\nc", "a\nb", "b\nc", "b"]
@@ -257,9 +257,9 @@ GYM = {"problem": "Find a way to make 100 using all of these numbers: 48, 88, 87
 @pytest.mark.slow
 def test_reasoning_gym_grades_its_own_problems_and_an_answer_cannot_evaluate_anything(tmp_path: Path) -> None:
     """Each of the hostile ones is right, or does harm, where `eval` or `parse_expr` is given it as it stands."""
-    found = rewards(GYM, boxed("100", "83 + 77 - 48 - 13 + 88", SUM, "88 - 87 + 83 + 77 - 13 - 48"))
-    assert [each.share for each in found] == [0.05, 0.05, 1.0, 1.0]
-    assert [each.correctness for each in found] == [0, 0, 0.9, 0.9]
+    result = rewards(GYM, boxed("100", "83 + 77 - 48 - 13 + 88", SUM, "88 - 87 + 83 + 77 - 13 - 48"))
+    assert [each.share for each in result] == [0.05, 0.05, 1.0, 1.0]
+    assert [each.correctness for each in result] == [0, 0, 0.9, 0.9]
     spiral = {"answer": "1 2", "checker": "reasoning_gym:spiral_matrix", "tests": NUMBERS}
     algebra = {"answer": "x + 1", "checker": "reasoning_gym:polynomial_multiplication", "tests": NUMBERS}
     evil = f"__import__('pathlib').Path('{tmp_path}/owned').touch()"
@@ -323,15 +323,15 @@ def agrees(folder: Path, kinds: str, size: int) -> None:
         examples = [metadata[key] for key in metadata if "example" in key and isinstance(metadata[key], str)]
         answer = problem.answer or (examples[0] if examples else "1")
         entry = {"question": problem.text, "answer": problem.answer or None, "metadata": metadata}
-        found = await scorer.score(problem, boxed(answer)[0], 50)
+        result = await scorer.score(problem, boxed(answer)[0], 50)
         try:
             share = gym.get_score_answer_fn(problem.checker.partition(":")[2])(answer, entry)
         except (TypeError, ValueError, LookupError) as error:  # boxnet's, of an answer that is no plan
-            assert found.verdict is Verdict.CRASH and type(error).__name__ in found.reason, found
+            assert result.verdict is Verdict.CRASH and type(error).__name__ in result.reason, result
             assert not problem.answer
             return
-        assert found.verdict is (Verdict.CORRECT if share == 1 else Verdict.WRONG), (problem, answer, share, found)
-        assert found.share == share and found.answer == answer[:2000]
+        assert result.verdict is (Verdict.CORRECT if share == 1 else Verdict.WRONG), (problem, answer, share, result)
+        assert result.share == share and result.answer == answer[:2000]
         assert share == 1 or not problem.answer, (problem.checker, share)
 
     async def work() -> None:
