@@ -152,6 +152,7 @@ def test_hostile_answers_are_answered_and_the_loop_goes_on_while_a_verdict_times
             for ground_truth, answer, maybe in [*pairs, *((*pair, True) for pair in hostile(400))]:
                 verdict = await asyncio.wait_for(checker.check(ground_truth, answer), 120)
                 assert verdict is not Verdict.CORRECT or (maybe and len(answer) < 40), answer[:60]
+                assert verdict is not Verdict.UNVERIFIABLE, answer[:60]
             for _ in range(2):
                 await settle(checker)
             assert psutil.Process().memory_info().rss - before < 64 << 20
@@ -184,7 +185,7 @@ def test_close_during_a_request_ends_everything() -> None:
             await checker.check("x+2", "2+x")
 
     asyncio.run(work())
-    assert children() == before and len(os.listdir("/proc/self/fd")) == descriptors
+    assert children() <= before and len(os.listdir("/proc/self/fd")) <= descriptors
 
 
 def test_workers_that_cannot_start_are_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,11 +52,9 @@ def boxed(*answers: str) -> list[str]:
     return [f"{THOUGHT}The answer is \\boxed{{{answer}}}." for answer in answers]
 
 
-def test_every_domain_has_one_file() -> None:
+def test_every_domain_has_a_verifier_and_other_domains_that_of_mathematics() -> None:
     wanted = {"calls": "tests", "code": "tests", "instructions": "tests", "math": "answer", "open": "answer"}
     assert wanted.items() <= {domain: verifier_of(domain).ground_truth for domain in known_domains()}.items()
-    homes = {verifier_of(domain).home for domain in wanted}
-    assert len(homes) == len(wanted) and all(Path(home).parent.name == "verifiers" for home in homes)
     assert verifier_of("anything") is verifier_of("math") and verifier_of(None) is verifier_of("math")
 
 
@@ -167,21 +165,19 @@ def test_wrong_functions_and_numbers_of_calls() -> None:
     assert fault([FunctionCall("geo.area", {"base": 10})], AREA) == "geo.area: height is missing"
     none = {"functions": AREA["functions"], "ground_truth": [], "expect": "no_call"}
     assert fault([], none) == "" and "no function fits" in fault([RIGHT], none)
-    truth = [{"f": {"x": [1]}}, {"f": {"x": [2]}}]
-    two = {
-        "functions": [{"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}}}],
-        "ground_truth": truth,
-    }
+    functions = [{"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}}}]
+    two = {"functions": functions, "ground_truth": [{"f": {"x": [1]}}, {"f": {"x": [2]}}]}
     assert fault([FunctionCall("f", {"x": 2}), FunctionCall("f", {"x": 1})], two) == "", "in any order"
     assert fault([FunctionCall("f", {"x": 1}), FunctionCall("f", {"x": 1})], two) == "f: x = 1 is not accepted"
 
 
-ARGUMENTS = st.dictionaries(st.text(max_size=5), st.recursive(st.none() | st.booleans() | st.integers() | st.text(),
-                                                              lambda inner: st.lists(inner, max_size=3)))  # fmt: skip
+LETTERS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="`"), min_size=1, max_size=9)
+SCALARS = st.none() | st.booleans() | st.integers() | LETTERS
+ARGUMENTS = st.dictionaries(LETTERS, SCALARS | st.lists(SCALARS, max_size=3), max_size=3)
 
 
 @examples(max_examples=30)
-@given(st.lists(st.builds(FunctionCall, st.text(min_size=1, max_size=9), ARGUMENTS), max_size=3))
+@given(st.lists(st.builds(FunctionCall, LETTERS, ARGUMENTS), max_size=3))
 def test_calls_are_read_from_text(calls: list[FunctionCall]) -> None:
     text = json.dumps([{"name": call.name, "arguments": call.arguments} for call in calls])
     assert read_calls(text) == read_calls(f"So:\n```json\n[]\n```\nor rather\n```json\n{text}\n```\nDone.") == calls
@@ -222,11 +218,8 @@ def test_loose_forgives_an_introduction_an_ending_and_stars() -> None:
     assert follow("a, b", comma, [{}]).loose == [False]
     assert follow("one, line", comma, [{}]).loose == [False], "nothing is left without its one line"
     assert loose_forms("a\nb\nc") == ["a\nb\nc", "a\nb", "b\nc", "b"]
-
-
-def test_sentences() -> None:
-    assert sentence_count("Really?! Yes... maybe. J. R. Tolkien wrote it.") == 4
-    assert sentence_count("no end") == 1 and sentence_count("...") == 0
+    counts = {"Really?! Yes... maybe. J. R. Tolkien wrote it.": 4, "no end": 1, "...": 0}
+    assert {text: sentence_count(text) for text in counts} == counts
 
 
 def test_what_is_not_known_is_named() -> None:
@@ -295,7 +288,7 @@ def test_a_checker_that_raises_or_hangs_is_masked_and_counted() -> None:
     long = "sqrt(sin(x)**999+cos(x)**998+exp(x)*log(x))**997/(sin(x)*x+tan(x)**5+exp(cos(x)))**996"
     slow = {"checker": "reasoning_gym:simple_integration", "tests": {"variable": "x", "integrand": "2*x"}}
     rows = (GYM | {"checker": "reasoning_gym:sudoku", "tests": {"no": "puzzle"}}, GYM | slow, GYM)
-    scorer = scorer_of(Tokens(boxed(SUM, long, SUM)), deadline_s=1, length=0)
+    scorer = scorer_of(Tokens(boxed(SUM, long, SUM)), deadline_s=3, length=0)
 
     async def work() -> list[Reward]:
         problems = [read_problem(row, "row") for row in rows]
@@ -305,7 +298,7 @@ def test_a_checker_that_raises_or_hangs_is_masked_and_counted() -> None:
     verdicts = [each.verdict for each in asyncio.run(work())]
     assert verdicts == [Verdict.CRASH, Verdict.TIMEOUT, Verdict.CORRECT] and scorer.counts == dict.fromkeys(verdicts, 1)
     raised, hung = scorer.news()
-    assert "KeyError" in raised and "reasoning_gym:sudoku" in raised and "no value after 1 s" in hung
+    assert "KeyError" in raised and "reasoning_gym:sudoku" in raised and "no value after 3 s" in hung
 
 
 def agrees(folder: Path, kinds: str, size: int) -> None:
