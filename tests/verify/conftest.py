@@ -9,21 +9,9 @@ from typing import Any
 
 import pytest
 
-from verify import answer_checker
 from verify.code.runner import describe_isolation
 from verify.code.sandbox.client import SandboxRefused
 from verify.code.sandbox_pool import SandboxPool
-
-
-@pytest.fixture(scope="module")
-def unhurried() -> Iterator[None]:
-    """The blocking checker waits for minutes, not for two seconds: on a busy machine an easy sum may take them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answer_checker, "BLOCKING_DEADLINE_S", 120.0)
-        patch.setattr(answer_checker, "_background", None)
-        yield
-        if answer_checker._background is not None:
-            answer_checker._background.close()
 
 
 @pytest.fixture

@@ -115,14 +115,9 @@ def test_score_is_weighed_and_thoughts_stay_private(server: Server, monkeypatch:
     fields = {"key_variable": "MY_KEY", "instructions": "Look at the style.", "max_tokens": 99}
     scored = reward(GOOD, **grader(server.url, **fields))
     assert scored.extra == {"llm_judge": pytest.approx(0.35)} and scored.total == pytest.approx(1.1 + 0.35)
-    sent = {
-        "path": "/v1/chat/completions",
-        "key": "Bearer s3cret",
-        "model": "grader",
-        "temperature": 0,
-        "max_tokens": 99,
-    }
-    assert server.seen[0].items() >= sent.items()
+    sent = server.seen[0]
+    assert (sent["path"], sent["model"], sent["temperature"]) == ("/v1/chat/completions", "grader", 0)
+    assert (sent["max_tokens"], sent["key"]) == (99, "Bearer s3cret")
     text = json.dumps(server.seen[0]["messages"])
     assert "Look at the style." in text and "The answer is" in text and PROBLEM.text in text
     assert "Tom starts with" not in text
