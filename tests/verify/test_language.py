@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import unicodedata
-from functools import partial
 from typing import Any
 
 import pytest
 
 from tests.processor_time import at_most
 from tests.tables import read_table
-from verify.language import Undetermined, consistency, detect, spoken_in
+from verify.language import consistency, detect, spoken_in
 from verify.text_cleaning import clean, letter_units, sentences
 
 
@@ -53,16 +52,6 @@ def test_accents_as_marks_of_their_own() -> None:
     assert detect(apart) == detect(unicodedata.normalize("NFC", apart))
 
 
-def test_a_few_words_of_another_script_are_noticed_and_names_are_not() -> None:
-    reasoning = "First we count the apples that Tom has. 所以 then we add the ones that he buys, and 答案 is clear."
-    result = consistency(PROBLEM["en"], reasoning, ANSWER["en"])
-    assert not result.consistent and "Han" in result.reason
-    assert not consistent(
-        "zh", "汤姆开始有5个苹果，so we have to add the three apples that he buys now，一共是8个。这就是最后的结果。"
-    )
-    assert consistent("zh", "汤姆用 Windows 电脑算了一下，他有5个苹果，又买了3个，一共是8个苹果。这就是最后的结果。")
-
-
 @pytest.mark.parametrize("language", ["fr", "de", "es", "it", "ru", "zh"])
 def test_forty_percent_of_english_do_not_pass(language: str) -> None:
     foreign = " ".join(STEPS["en"])
@@ -72,64 +61,6 @@ def test_forty_percent_of_english_do_not_pass(language: str) -> None:
     reasoning += " " + PROBLEM[language]
     share = reasoning.count(foreign) * letter_units(clean(foreign)) / letter_units(clean(reasoning))
     assert 0.2 < share < 0.55 and not consistent(language, reasoning)
-
-
-def test_parts_with_too_few_words_have_no_language() -> None:
-    result = consistency(PROBLEM["fr"], "$5+3$", ANSWER["fr"])
-    assert result.languages == ("fr", "", "fr") and detect(PROBLEM["fr"]).share > 0.9
-    assert consistency(PROBLEM["fr"], "$5+3$", "\\boxed{8}").languages[1:] == ("", "")
-
-
-@pytest.mark.parametrize(
-    ("mode", "wordless", "half", "empty"),
-    [("neutral", False, True, False), ("nothing", False, False, False), ("bonus", True, True, True)],
-)
-def test_what_undetermined_parts_earn_is_a_switch(mode: Undetermined, wordless: bool, half: bool, empty: bool) -> None:
-    holds = partial(consistent, "fr", undetermined=mode)
-    assert holds("5+3=8", "\\boxed{8}") == wordless and holds("5+3=8", ANSWER["fr"]) == half
-    assert holds("", "\\boxed{8}") == empty
-    assert not holds("5+3=8", ANSWER["de"]) and holds(THOUGHTS["fr"], ANSWER["fr"])
-
-
-def test_formulas_code_and_addresses_do_not_count() -> None:
-    assert consistent(
-        "fr",
-        "Nous avons 5 pommes et nous en achetons 3. `the result is stored` $x = \\text{number of apples bought}$\n"
-        "```python\n# the total number of apples is printed here\nprint(5 + 3)\n```\n"
-        "https://example.com/how-many-apples-are-there \\begin{align} \\text{the sum} &= 8 \\end{align} "
-        "Donc le total est 8.",
-    )
-
-
-@pytest.mark.parametrize("reasoning", ["", "   \n", "...", "?!", "$$", "—"])
-def test_empty_thoughts_earn_nothing(reasoning: str) -> None:
-    result = consistency(PROBLEM["en"], reasoning, "The answer is \\boxed{8}.")
-    assert not result.consistent and "empty" in result.reason
-
-
-def test_undetermined_problem_takes_the_language_of_its_data_or_of_the_thoughts() -> None:
-    sum_of = partial(consistency, "$2+3=$")
-    assert (
-        sum_of(THOUGHTS["it"], "\\boxed{5}").consistent and sum_of(THOUGHTS["it"], "\\boxed{5}", hint="it").consistent
-    )
-    assert not sum_of(THOUGHTS["it"], "\\boxed{5}", hint="en").consistent
-    assert not sum_of("2+3", ANSWER["it"]).consistent
-
-
-def test_reasoning_and_answer_are_held_to_the_language_that_is_asked_for() -> None:
-    asked = partial(consistency, PROBLEM["en"], asked="de")
-    assert asked(THOUGHTS["de"], ANSWER["de"]).consistent
-    assert asked(THOUGHTS["de"], "$18$").consistent, "a formula is in no language"
-    for reasoning, answer, reason in (
-        (THOUGHTS["en"], ANSWER["en"], "reasoning in en, expected de"),
-        (THOUGHTS["de"], "The answer is therefore eight apples.", "answer in en, expected de"),
-        ("", ANSWER["de"], "the reasoning is empty"),
-    ):
-        result = asked(reasoning, answer)
-        assert (result.consistent, result.reason) == (False, reason) and result.languages[0] == "en"
-    wordless = partial(consistency, "2+2=?", THOUGHTS["de"], asked="de", undetermined="nothing")
-    assert wordless(ANSWER["de"]).consistent and not wordless("4").consistent
-    assert consistent("de", THOUGHTS["de"], asked="de"), "its own, too"
 
 
 @pytest.mark.parametrize("text", ["", "8", "\\boxed{42}", "$x^2$", "ok", "\0", "\ud800 \ud800", "a" * 5])
@@ -156,12 +87,6 @@ def test_what_is_left_of_a_text_is_measured_and_parted() -> None:
     assert [text for text, _ in sentences(" ".join(two), 10)] == two
 
 
-def test_a_little_of_another_language_in_formulas_is_forgiven_and_more_is_not() -> None:
-    english = "First we count the apples that Tom has, and then we add the ones that he buys from his sister. " * 5
-    aside = "$\\text{la somme de toutes les pommes}$ "
-    assert consistent("en", english + aside, hidden=True) and not consistent("en", english + aside * 3, hidden=True)
-
-
 SPOKEN = read_table("verify/spoken")
 ASKED = {(row["topic"], row["language"]): row["problem"] for row in SPOKEN if "problem" in row}
 
@@ -175,15 +100,18 @@ def test_texts_that_are_paid_and_texts_that_are_not(kind: str) -> None:
     assert not wrong
 
 
-def test_long_thoughts_in_no_language_are_told_by_the_reason() -> None:
-    words = "fo kapi zu remo tila nuso vake " * 2
-    result = consistency(PROBLEM["en"], f"{words}, {words}", ANSWER["en"])
-    assert result.languages == ("en", "", "en") and result.reason == "reasoning in no language"
-    assert spoken_in(f"{words}, {words}", "en")[1] is False
-    assert consistent("en", words[:40]) and spoken_in(words[:40], "en")[1] is None
+@pytest.mark.parametrize("row", read_table("verify/languages", kind="held"), ids=lambda row: row["name"])
+def test_reasoning_and_answer_are_held_to_one_language(row: dict[str, Any]) -> None:
+    """That of the problem, of its data, or the one that is asked for; what has no language is a setting."""
+    result = consistency(row["problem"], row["reasoning"], row["answer"], **row.get("options", {}))
+    assert result.consistent is row["consistent"] and row.get("reason", "") in result.reason, result
+    assert list(result.languages) == row.get("languages", list(result.languages))
 
 
 def test_twins_are_told_apart_in_long_and_clear_texts_only() -> None:
+    """And what is in no language in long ones."""
+    words = "fo kapi zu remo tila nuso vake " * 2
+    assert spoken_in(f"{words}, {words}", "en")[1] is False and spoken_in(words[:40], "en")[1] is None
     long = (
         "Først tæller vi æblerne, som Tom havde i går, og derefter lægger vi dem til, som hans søster gav ham, så "
         "vi kan sige, hvor mange han nu har tilbage, når han også har spist nogle af dem."
