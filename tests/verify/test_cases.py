@@ -88,20 +88,10 @@ def test_each_rewriting_applies_and_is_judged_right(name: str) -> None:
     assert pairs and not [pair for pair in pairs if (judge(*pair) is Verdict.CORRECT) is not (name in SAME)]
 
 
-@pytest.mark.parametrize(
-    ("ground_truth", "answer", "verdict"),
-    [
-        ("\\foo{x}{", "3x", Verdict.UNVERIFIABLE),
-        ("", "3", Verdict.UNVERIFIABLE),
-        ("1" * 500, "3", Verdict.UNVERIFIABLE),
-        ("x+1", "\\foo{x}{", Verdict.WRONG),
-        ("\\foo{x}", "$\\foo{x}$.", Verdict.CORRECT),
-    ],
-)
-def test_only_what_is_spelled_alike_equals_what_is_not_understood(
-    ground_truth: str, answer: str, verdict: Verdict
-) -> None:
-    assert judge(ground_truth, answer) is verdict
+def test_only_what_is_spelled_alike_equals_what_is_not_understood() -> None:
+    for ground_truth, answer in (("\\foo{x}{", "3x"), ("", "3"), ("1" * 500, "3")):
+        assert judge(ground_truth, answer) is Verdict.UNVERIFIABLE
+    assert judge("x+1", "\\foo{x}{") is Verdict.WRONG and judge("\\foo{x}", "$\\foo{x}$.") is Verdict.CORRECT
 
 
 @pytest.mark.parametrize("row", read_table("verify/formats", kind="completion"), ids=lambda row: row["text"])

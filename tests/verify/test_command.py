@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from tests.tables import read_table
 from tests.verify.grading import GOOD
 from verify.__main__ import main
 
@@ -105,41 +106,17 @@ def test_zipped_input_and_settings_of_a_run(verify: Verify, root: Path, tmp_path
     assert read(tmp_path / "o")[0]["reward"]["length"] == -0.1  # the quickstart's limit is 64 tokens
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("not json", ":2 is not JSON"),
-        ("[1]", ":2 is not a JSON object"),
-        (json.dumps({**ROW, "response": None}), ":2 lacks 'response'"),
-        (json.dumps({**ROW, "response": None, "completion": GOOD}), "is it 'completion'? Rename it"),
-        (json.dumps({"answer": "8", "response": GOOD}), ":2 lacks 'problem'"),
-        (json.dumps({**ROW, "answer": ""}), ":2 lacks 'answer'"),
-        (json.dumps({**ROW, "tokens": -1}), ":2: 'tokens' is -1"),
-        ("[" * 100_000, ":2 is nested too deeply"),
-    ],
-)
-def test_bad_line_is_one_error_before_anything_is_graded(
-    verify: Verify, tmp_path: Path, line: str, message: str
+@pytest.mark.parametrize("row", read_table("verify/bad_input"), ids=lambda row: row["message"])
+def test_bad_input_is_one_error_with_the_repair_before_anything_is_graded(
+    verify: Verify, tmp_path: Path, row: dict[str, Any]
 ) -> None:
-    path = write(tmp_path / "in.jsonl", ROW)
-    path.write_text(path.read_text() + line + "\n")
-    code, error = verify(path, "--out", tmp_path / "out.jsonl")
-    assert code == 2 and not (tmp_path / "out.jsonl").exists()
-    assert error.startswith(f"error: {path}:2") and message in error and error.count("\n") == 1
-
-
-def test_wrong_options_and_settings_name_the_repair(verify: Verify, tmp_path: Path) -> None:
-    path = write(tmp_path / "in.jsonl", {**ROW, "tokens": 5})
-    for file, *arguments, message in (
-        (path, "--reward.extra.repetitoin=1", "--reward.length=0", "did you mean repetition?"),
-        (path, "--reward.lenght=0", "did you mean reward.length"),
-        (path, "--reward.length_max=N"),
-        (path, "--weird", "unknown option --weird"),
-        (tmp_path / "none.jsonl", "there is no such file"),
-    ):
-        code, error = verify(file, "--out", tmp_path / "out.jsonl", *arguments)
-        assert code == 2 and message in error
-    assert verify()[0] == 2 and verify("--help")[0] == 0
+    path = write(tmp_path / "in.jsonl", ROW | {"tokens": 5})
+    path.write_text(path.read_text() + row.get("line", "") * row.get("times", 1) + "\n")
+    code, error = verify(path, "--out", tmp_path / "out.jsonl", *row.get("arguments", []))
+    assert code == 2 and not (tmp_path / "out.jsonl").exists() and row["message"] in error
+    if "line" in row:
+        assert error.startswith(f"error: {path}:2") and error.count("\n") == 1
+    assert verify(tmp_path / "none.jsonl", "--out", path)[0] == verify()[0] == 2
 
 
 @pytest.mark.slow

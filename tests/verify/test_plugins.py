@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from shared.errors import ConfigError
-from shared.types import Problem, Reward, Verdict
+from shared.types import Reward, Verdict
 from tests.tables import read_table
 from tests.verify.grading import BAD, GOOD, PROBLEM, THOUGHT, Grader, reward, rewards, settings
 from verify import plugin_host, verifiers
@@ -37,16 +37,6 @@ def plugin(folder: Path, body: str) -> str:
     return str(path)
 
 
-def test_share_of_tests_is_a_reward_and_reported_beside_the_verdict() -> None:
-    task = Problem("c", "Write a program that reads a number and prints it twice.", "", domain="code")
-    response = "<think>We only need to print it twice.</think>Here it is:\n```python\nprint(1)\n```"
-    plain = reward(response, task)
-    assert (plain.correctness, plain.share, plain.verdict) == (0.0, 0.25, Verdict.WRONG)
-    partial = reward(response, task, correctness=0, extra={"tests_passed": 0.9})
-    assert partial.extra == {"tests_passed": pytest.approx(0.225)}
-    assert partial.total == pytest.approx(0.1 + 0.225 + 0.1)
-
-
 def test_cosine_length() -> None:
     """And values of 2502.03373: right 2 to 1, wrong -10 to 0; a quarter of the way is 0.8536 of the short end."""
     for tokens, right, wrong in ((0, 1.0, -1.0), (50, 0.75, -0.5), (99, 0.5, 0.0), (100, -1, -1), (5000, -1, -1)):
@@ -64,13 +54,6 @@ def test_repetition_costs_its_share_of_the_weight() -> None:
     loop = GOOD.replace("</think>", " Tom has apples and buys more of them every day." * 40 + "</think>")
     costs = [reward(text, extra={"repetition": 0.05}).extra["repetition"] for text in (loop, GOOD)]
     assert -0.05 < costs[0] < -0.045 and costs[1] == 0.0
-
-
-def test_broken_format_earns_the_least_of_every_extra() -> None:
-    extra = {"repetition": 0.5, "cosine_length": 0.3, "tests_passed": 0.2}
-    broken = reward("The answer is \\boxed{8}.", extra=extra)
-    assert broken.extra == {"repetition": -0.5, "cosine_length": -0.3, "tests_passed": 0.0}
-    assert broken.total == pytest.approx(-0.8) and reward(BAD, tokens=100, extra=extra).total > broken.total
 
 
 def test_log_sigmoid_transform() -> None:
@@ -192,28 +175,16 @@ def test_a_file_that_cannot_be_loaded_is_named(
             choose(chosen)
 
 
-FAULTS = {
-    "raises": ("return 1 / 0", Verdict.CRASH, r"ZeroDivisionError: division by zero \(.*mine\.py:\d+ in f\)"),
-    "exits": ("sys.exit(3)", Verdict.CRASH, r"SystemExit: 3 \(.*mine\.py:\d+ in f\)"),
-    "ends": ("os._exit(7)", Verdict.CRASH, "its process ended with exit code 7"),
-    "is killed": ("os.kill(os.getpid(), 9)", Verdict.CRASH, r"its process was killed by signal 9 \(SIGKILL\)"),
-    "hangs": ("time.sleep(60)", Verdict.TIMEOUT, r"no value after 0\.5 s, it was at .*mine\.py:\d+ in f"),
-    "waits": ("await asyncio.sleep(60)", Verdict.TIMEOUT, r"no value after 0\.5 s"),
-    "gives nothing": ("return None", Verdict.CRASH, r"returned None, which is no number"),
-    "gives no number": ("return float('nan')", Verdict.CRASH, r"returned nan, not a number"),
-    "gives a word": ("return 'much'", Verdict.CRASH, r"returned 'much', which is no number"),
-    "gives too little": ("return -1", Verdict.CRASH, r"returned -1(\.0)?, not a number of at least 0"),
-}
-
-
 @pytest.mark.slow
 def test_a_call_that_fails_costs_one_completion_and_names_the_line(tmp_path: Path) -> None:
     """The bad problem fails each time, in any event loop; the others around it, asked at the same time, are graded."""
 
+    faults = read_table("verify/plugin_faults")
+
     def function(name: str, kind: str) -> str:
-        faults = (f'    if case.problem.id == "{each}":\n        {FAULTS[each][0]}\n' for each in FAULTS)
-        chosen = (fault for fault in faults if ("await" in fault) is (kind == "async def"))
-        return f'@reward("{name}")\n{kind} f(case: Case) -> float:\n{"".join(chosen)}    return 1.0\n\n'
+        chosen = (row for row in faults if ("await" in row["body"]) is (kind == "async def"))
+        bad = "".join(f'    if case.problem.id == "{row["name"]}":\n        {row["body"]}\n' for row in chosen)
+        return f'@reward("{name}")\n{kind} f(case: Case) -> float:\n{bad}    return 1.0\n\n'
 
     mine = plugin(tmp_path, function("mine", "def") + function("waits", "async def"))
 
@@ -223,12 +194,12 @@ def test_a_call_that_fails_costs_one_completion_and_names_the_line(tmp_path: Pat
         bad = msgspec.structs.replace(PROBLEM, id=name)
         return list(await asyncio.gather(*(scorer.score(each, GOOD, 50) for each in (PROBLEM, bad, PROBLEM, bad))))
 
-    for name, (_, verdict, reason) in FAULTS.items():
-        good, failed, other, again = asyncio.run(grade(name))
-        assert good.extra == other.extra != {} and good.verdict is Verdict.CORRECT, name
+    for row in faults:
+        good, failed, other, again = asyncio.run(grade(row["name"]))
+        assert good.extra == other.extra != {} and good.verdict is Verdict.CORRECT, row
         for bad in (failed, again):
-            assert bad.verdict is verdict and not bad.verdict.graded and bad.extra == {}, name
-            assert re.search(rf"reward \w+ \(.*mine\.py:\d+\): {reason}", bad.reason), bad.reason
+            assert bad.verdict == row["verdict"] and not bad.verdict.graded and bad.extra == {}, row
+            assert re.search(rf"reward \w+ \(.*mine\.py:\d+\): {row['reason']}", bad.reason), bad.reason
 
 
 @pytest.mark.slow

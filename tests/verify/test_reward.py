@@ -37,7 +37,6 @@ from verify.verifiers import read_problem
 ICE = {"problem": "Why does ice float on water?", "answer": "Because it is less dense than water.", "domain": "open"}
 FLOATS = "<think>Ice is made of water, but it takes more room.</think>Water grows: \\boxed{\\text{it is lighter}}."
 POMMES = "Tom a 5 pommes. Il achète 3 pommes de plus. Combien de pommes a-t-il ?"
-FRENCH = "<think>Tom commence avec 5 et il en achète 3 : 5+3=8.</think>La réponse est \\boxed{8}."
 PROBLEMS = {
     "apples": Problem("a", "Tom has 5 apples. Tom buys 3 more. How many apples does Tom have now?", "8"),
     "pommes": Problem("f", POMMES, "8", language="fr"),
@@ -45,19 +44,24 @@ PROBLEMS = {
     "double": Problem("c", "Write a program that reads a whole number and prints its double.", "", domain="code"),
     "ice": read_problem(ICE, "row"),
 }
+PROBLEMS["asked for French"] = msgspec.structs.replace(PROBLEMS["apples"], reasoning_language="fr")
 EMPTY = ("empty box", "empty reasoning")
 """for which nothing is paid by default (`reward.refuse`): the format counts as broken"""
 
 
 @pytest.mark.parametrize("row", read_table("verify/rewards"), ids=lambda row: row["name"])
 def test_reward_is_the_papers_and_by_default_only_empty_boxes_and_thoughts_differ(row: dict[str, Any]) -> None:
-    for changes, parts in (({"refuse": []}, row["parts"]), ({}, [0] * 4 if row["name"] in EMPTY else row["parts"])):
+    cases = [({"refuse": []}, row["parts"]), ({}, [0] * 4 if row["name"] in EMPTY else row["parts"])]
+    for changes, parts in [(row["settings"], row["parts"])] if "settings" in row else cases:
         problem, opened, grader = PROBLEMS[row.get("problem", "apples")], row.get("opened", False), Grader()
         result = reward(row["response"], problem, row.get("tokens", 50), opened=opened, grader=grader, **changes)
         assert [result.format, result.correctness, result.length, result.language] == pytest.approx(parts), result
-        assert result.total == pytest.approx(sum(parts)) and result.extra == {}
+        assert result.extra == pytest.approx(row.get("extra", {}))
+        assert result.total == pytest.approx(sum(parts) + sum(result.extra.values()))
         assert result.verdict == row.get("verdict", result.verdict) and result.verdict.graded
         assert not grader.asked or problem.verified and result.format > 0
+        if problem.reasoning_language and not result.language:
+            assert result.consistent is False and "expected fr" in result.reason
 
 
 @pytest.mark.parametrize(
@@ -86,18 +90,6 @@ def test_impossible_limits_name_the_settings() -> None:
         asyncio.run(CompletionScorer(RewardWeights(), Grader()).score(PROBLEM, GOOD, 10))
 
 
-def test_the_language_that_a_row_asks_for_is_the_one_that_is_paid() -> None:
-    asked = msgspec.structs.replace(PROBLEM, reasoning_language="fr")
-    assert [reward(text, problem).language for text in (GOOD, FRENCH) for problem in (PROBLEM, asked)] == [
-        0.1,
-        0,
-        0,
-        0.1,
-    ]
-    english = reward(GOOD, asked)
-    assert english.consistent is False and "expected fr" in english.reason
-
-
 def test_record_says_what_was_found() -> None:
     result, broken = reward(GOOD), reward("The answer is \\boxed{8}.")
     assert (result.verdict, result.answer, result.consistent, result.languages) == ("correct", "8", True, ("en",) * 3)
@@ -109,13 +101,6 @@ def test_record_says_what_was_found() -> None:
     text = "<think>We print one.</think>\n```py\nprint(1)\n```"
     result = asyncio.run(CompletionScorer(settings(), Grader()).score(PROBLEMS["double"], text, 5))
     assert result.verdict is Verdict.UNVERIFIABLE and "no sandbox" in result.reason
-
-
-def test_undetermined_language_earns_what_the_setting_says() -> None:
-    wordless, half = (f"<think>$5+3=8$</think>{answer}\\boxed{{8}}" for answer in ("", "The answer is "))
-    for mode, earned in (("neutral", [0, 0.1, 0.1]), ("nothing", [0, 0, 0.1]), ("bonus", [0.1, 0.1, 0.1])):
-        options = {"language": {"undetermined": mode}}
-        assert [reward(text, options=options).language for text in (wordless, half, GOOD)] == earned
 
 
 def test_the_language_of_a_long_response_is_detected_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,23 +121,13 @@ def test_blocking_score_takes_rows_and_settings_and_any_thread() -> None:
     config = Config.model_validate({"rollout": {"max_completion_tokens": 100}, "reward": {"overlong_buffer": 20}})
     assert score(PROBLEM, GOOD, config, tokens=90).total == pytest.approx(1.05)
     assert score(PROBLEM, GOOD.removeprefix("<think>"), config, opened=True).total == pytest.approx(1.1)
-    assert score(ICE, FLOATS).verdict is Verdict.OPEN
+    open_one = score(ICE, FLOATS)
+    assert open_one.verdict is Verdict.OPEN and open_one.share is None and "no verifier is asked" in open_one.reason
 
     async def inside_a_loop() -> Reward:
         return score(PROBLEM, BAD, settings())
 
     assert asyncio.run(inside_a_loop()).total == pytest.approx(0.2)
-
-
-def test_an_open_problem_is_neither_right_nor_wrong() -> None:
-    result = reward(FLOATS, ICE, extra={"tests_passed": 1.0, "cosine_length": 1.0, "repetition": 1.0})
-    assert result.extra == {"tests_passed": 0.0, "cosine_length": 0.0, "repetition": 0.0} and result.share is None
-    assert (
-        result.verdict is Verdict.OPEN
-        and result.total == pytest.approx(0.2)
-        and "no verifier is asked" in result.reason
-    )
-    assert PROBLEM.verified and not PROBLEMS["ice"].verified
 
 
 REFUSABLE = {

@@ -169,6 +169,8 @@ def test_wrong_functions_and_numbers_of_calls() -> None:
     two = {"functions": functions, "ground_truth": [{"f": {"x": [1]}}, {"f": {"x": [2]}}]}
     assert fault([FunctionCall("f", {"x": 2}), FunctionCall("f", {"x": 1})], two) == "", "in any order"
     assert fault([FunctionCall("f", {"x": 1}), FunctionCall("f", {"x": 1})], two) == "f: x = 1 is not accepted"
+    twice = {"functions": functions, "ground_truth": [{"f": {"x": [1]}}] * 2}
+    assert fault([FunctionCall("f", {"x": 1}), FunctionCall("f", {"x": 2})], twice) == "f: x = 2 is not accepted"
 
 
 LETTERS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="`"), min_size=1, max_size=9)
