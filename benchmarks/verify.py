@@ -67,7 +67,7 @@ def _responses(files: list[Path], count: int) -> list[Case]:
     dice.shuffle(answers)
     cases: list[Case] = []
     for index, answer in enumerate(answers[:count]):
-        options = [change(answer) for change in ([], rewritings.SAME, rewritings.DIFFERENT)[index % 3]]
+        options = [change(answer) for change in ({}, rewritings.SAME, rewritings.DIFFERENT)[index % 3].values()]
         kept = [option for option in options if option is not None]
         if index % 3 == 2 and not kept:
             continue

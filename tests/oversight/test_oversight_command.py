@@ -1,9 +1,14 @@
-"""The command against scripted models behind HTTP: figures, files, resumption, refusals."""
+"""The command against scripted models behind HTTP, and a real one: figures, files, resumption, refusals."""
 
 from __future__ import annotations
 
 import json
+import os
+import random
 import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +17,8 @@ from fastapi.responses import JSONResponse
 
 from oversight.__main__ import main
 from tests.evaluation.conftest import Plain, write_rows
-from tests.oversight.conftest import scripted_reply
+from tests.oversight.scripted import ARTICLE, scripted_reply
+from tests.serve.command import Command, untrained_model
 
 QUESTIONS = 6
 
@@ -20,104 +26,86 @@ QUESTIONS = 6
 @pytest.fixture
 def rows(tmp_path: Path) -> Path:
     """Questions about articles."""
-    article = "In the valley of Orm the miller Tove keeps nine geese in a barn beside the old mill."
-    found = [{"id": str(n), "question": f"What does Tove keep in barn {n}?", "article": article,
-              "answers": ["two mules", "nine geese"], "right": 2} for n in range(QUESTIONS)]  # fmt: skip
-    return write_rows(tmp_path / "valley.jsonl", *found)
+    answers = {"article": ARTICLE.format("nine geese"), "answers": ["two mules", "nine geese"], "right": 2}
+    questions = [{"id": str(n), "question": f"What does Tove keep in barn {n}?", **answers} for n in range(QUESTIONS)]
+    return write_rows(tmp_path / "valley.jsonl", *questions)
 
 
-def command(url: str, out: Path, *tasks: str | Path, **options: Any) -> list[str]:
-    """Arguments of an evaluation."""
+def evaluate(url: str, out: Path, rows: Path, *more: str, **options: Any) -> int:
+    """The exit code of an evaluation. `more` comes after the options, which may be given several times or be empty."""
     options = {"agents": f"plain@{url}", "judges": f"plain@{url}", "rounds": 1, "concurrency": 1, "tries": 1, **options}
-    return [
-        *map(str, tasks),
-        "--out",
-        str(out),
-        *(f"--{name.replace('_', '-')}={value}" for name, value in options.items()),
-    ]
+    named = [f"--{name.replace('_', '-')}={value}" for name, value in options.items() if value]
+    return main([str(rows), "--out", str(out), *named, *more])
 
 
 def results(out: Path) -> dict[str, dict[str, Any]]:
     """protocol -> figures."""
-    return {one["protocol"]: one for one in json.loads((out / "results.json").read_text())["contests"]}
+    return {row["protocol"]: row for row in json.loads((out / "results.json").read_text())["contests"]}
 
 
-def test_an_evaluation_from_the_first_request_to_the_page(plain: Plain, rows: Path, tmp_path: Path) -> None:
-    server = plain(scripted_reply)
-    out = tmp_path / "out"
-    assert main(command(server.url, out, rows)) == 0
-    found = results(out)
-    assert set(found) == {"qa", "qa_article", "votes", "consultancy", "debate", "open consultancy", "open debate"}
-    assert found["debate"]["games"] == 2 * QUESTIONS and found["consultancy"]["games"] == 4 * QUESTIONS
-    assert found["debate"]["accuracy"] >= found["qa"]["accuracy"]
-    assert found["open debate"]["questions"] <= QUESTIONS and found["votes"]["tokens"] >= found["debate"]["tokens"]
-    page = (out / "report.html").read_text()
-    assert "<script" not in page and page.count("<details>") == sum(1 for _ in (out / "games.jsonl").open())
+def test_an_evaluation_to_the_page_and_a_stopped_one_goes_on_to_the_same_bytes(
+    plain: Plain, rows: Path, tmp_path: Path
+) -> None:
+    server, out, broken = plain(scripted_reply), tmp_path / "out", tmp_path / "broken"
+    assert evaluate(server.url, out, rows) == 0
+    contests = results(out)
+    assert set(contests) == {"qa", "qa_article", "votes", "consultancy", "debate", "open consultancy", "open debate"}
+    assert contests["debate"]["games"] == 2 * QUESTIONS and contests["consultancy"]["games"] == 4 * QUESTIONS
+    assert contests["debate"]["accuracy"] >= contests["qa"]["accuracy"]
+    assert (
+        contests["open debate"]["questions"] <= QUESTIONS
+        and contests["votes"]["tokens"] >= contests["debate"]["tokens"]
+    )
+    page, lines = (out / "report.html").read_text(), (out / "games.jsonl").read_bytes().splitlines(keepends=True)
+    assert "<script" not in page and page.count("<details>") == len(lines)
     assert "v_passage" in page and "# Scalable oversight" in (out / "summary.md").read_text()
-    bodies = json.dumps(server.requests)
-    assert "I must lie" in (out / "games.jsonl").read_text() and "I must lie" not in bodies, "thinking stays hidden"
+    assert b"I must lie" in b"".join(lines) and "I must lie" not in json.dumps(server.requests), "thinking stays hidden"
     marks = [set(re.findall(r"Texts between two marks (\w{16})", json.dumps(body))) for body in server.requests]
     assert len(set.union(*marks)) == len(marks), "a mark is used once"
 
-
-def test_a_stopped_run_goes_on_to_the_same_bytes(plain: Plain, rows: Path, tmp_path: Path) -> None:
-    whole = plain(scripted_reply)
-    assert main(command(whole.url, tmp_path / "whole", rows)) == 0
-    broken = tmp_path / "broken"
     broken.mkdir()
-    identity = (tmp_path / "whole" / "oversight.json").read_text()
-    (broken / "oversight.json").write_text(identity)  # with the same secret
-    lines = (tmp_path / "whole" / "games.jsonl").read_bytes().splitlines(keepends=True)
+    (broken / "oversight.json").write_bytes((out / "oversight.json").read_bytes())  # with the same secret
     (broken / "games.jsonl").write_bytes(b"".join(lines[:17]) + lines[17][:40])
-    server = plain(scripted_reply)
-    assert main(command(server.url, broken, rows)) == 0
-    assert 0 < len(server.requests) < len(whole.requests)
+    second = plain(scripted_reply)
+    assert evaluate(second.url, broken, rows) == 0 and 0 < len(second.requests) < len(server.requests)
     for name in ("games.jsonl", "results.json", "summary.md", "report.html"):
-        assert (broken / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+        assert (broken / name).read_bytes() == (out / name).read_bytes(), name
     again = plain(scripted_reply)
-    assert main(command(again.url, broken, rows)) == 0 and not again.requests
+    assert evaluate(again.url, broken, rows) == 0 and not again.requests
 
 
 def test_a_second_judge_hears_the_same_debates(plain: Plain, rows: Path, tmp_path: Path) -> None:
-    server, out = plain(scripted_reply), tmp_path / "out"
-    only = ["--protocols=debate"]
-    assert main([*command(server.url, out, rows), *only]) == 0
-    before = len(server.requests)
-    other = plain(scripted_reply)
-    both = [f"--judges=plain@{server.url}", f"--judges=other@{other.url}"]
-    assert main([*(one for one in command(server.url, out, rows) if "--judges" not in one), *both, *only]) == 0
+    server, other, out = plain(scripted_reply), plain(scripted_reply), tmp_path / "out"
+    assert evaluate(server.url, out, rows, protocols="debate") == 0
+    before, both = len(server.requests), [f"--judges=plain@{server.url}", f"--judges=other@{other.url}"]
+    assert evaluate(server.url, out, rows, *both, judges="", protocols="debate") == 0
     assert len(server.requests) == before and len(other.requests) == 2 * QUESTIONS
-    found = [json.loads(line) for line in (out / "games.jsonl").read_text().splitlines()]
-    held = {
-        (one["key"][1], one["key"][2], one["key"][7]): one["speeches"] for one in found if one["key"][3] == "debate"
-    }
-    assert all(held[id, order, "plain"] == held[id, order, "other"] for id, order, _ in held)
+    games = [json.loads(line) for line in (out / "games.jsonl").read_text().splitlines()]
+    heard = {(*game["key"][1:3], game["key"][7]): game["speeches"] for game in games if game["key"][3] == "debate"}
+    assert all(heard[id, order, "plain"] == heard[id, order, "other"] for id, order, _ in heard)
 
 
 def test_failures_are_played_again(plain: Plain, rows: Path, tmp_path: Path) -> None:
     def failing(body: dict[str, Any], number: int) -> str | JSONResponse:
         return JSONResponse({"error": "broken"}, 500) if number % 5 == 4 else scripted_reply(body, number)
 
-    out = tmp_path / "out"
-    assert main(command(plain(failing).url, out, rows)) == 1
+    assert evaluate(plain(failing).url, tmp_path / "out", rows) == 1
     server = plain(scripted_reply)
-    assert main(command(server.url, out, rows)) == 0 and server.requests
-    assert results(out)["qa"]["games"] == 2 * QUESTIONS
+    assert evaluate(server.url, tmp_path / "out", rows) == 0 and server.requests
+    assert results(tmp_path / "out")["qa"]["games"] == 2 * QUESTIONS
 
 
-@pytest.mark.parametrize("change, words", [
-    ({"rounds": 2}, "rounds = 1"), ({"agents": "plain"}, "MODEL@URL"), ({"agents": "m@http://h/v1@NO_SUCH"}, "NO_SUCH"),
-    ({"judges": "m@http://127.0.0.1:9/v1"}, "127.0.0.1:9"), ({"protocols": "votes"}, "debate"),
-])  # fmt: skip
-def test_mistakes_are_one_line(
-    plain: Plain, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], words: str
-) -> None:
+def test_mistakes_are_one_line(plain: Plain, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     server, out = plain(scripted_reply), tmp_path / "out"
-    assert main([*command(server.url, out, rows), "--protocols=qa"]) == 0
-    capsys.readouterr()
-    assert main(command(server.url, out, rows, **change)) == 2
-    told = capsys.readouterr().err
-    assert words in told and "Traceback" not in told
+    assert evaluate(server.url, out, rows, protocols="qa") == 0
+    for change, words in (
+        ({"rounds": 2}, "rounds = 1"), ({"agents": "plain"}, "MODEL@URL"), ({"protocols": "votes"}, "debate"),
+        ({"agents": "m@http://h/v1@NO_SUCH"}, "NO_SUCH"), ({"judges": "m@http://127.0.0.1:9/v1"}, "127.0.0.1:9"),
+    ):  # fmt: skip
+        capsys.readouterr()
+        assert evaluate(server.url, out, rows, **change) == 2
+        error = capsys.readouterr().err
+        assert words in error and "Traceback" not in error
 
 
 @pytest.mark.parametrize("row, words", [
@@ -125,18 +113,60 @@ def test_mistakes_are_one_line(
     ({"question": "a?", "answers": ["x", "y"], "right": 3}, "right"), ({"answers": ["x", "y"], "right": 1}, "problem"),
 ])  # fmt: skip
 def test_wrong_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str], row: dict[str, Any], words: str) -> None:
-    file = write_rows(tmp_path / "rows.jsonl", row)
-    assert main(command("http://127.0.0.1:9/v1", tmp_path / "out", file)) == 2
+    assert evaluate("http://127.0.0.1:9/v1", tmp_path / "out", write_rows(tmp_path / "rows.jsonl", row)) == 2
     assert words in capsys.readouterr().err
 
 
 def test_two_agents_are_rated(plain: Plain, rows: Path, tmp_path: Path) -> None:
     server, out = plain(scripted_reply), tmp_path / "out"
-    arguments = [one for one in command(server.url, out, rows, elo_games=40) if "--agents" not in one]
-    agents = [f"--agents=plain@{server.url}", f"--agents=second@{server.url}"]
-    assert main([*arguments, *agents, "--protocols=qa"]) == 0
+    agents = [f"--agents={name}@{server.url}" for name in ("plain", "second")]
+    assert evaluate(server.url, out, rows, *agents, agents="", elo_games=40, protocols="qa") == 0
     ratings = json.loads((out / "results.json").read_text())["elo"]["plain"]
-    assert {one["player"] for one in ratings} == {
-        f"{name} {side}" for name in ("plain", "second") for side in ("right", "wrong")
-    }
+    players = {f"{name} {side}" for name in ("plain", "second") for side in ("right", "wrong")}
+    assert {row["player"] for row in ratings} == players
     assert ratings[0]["player"].endswith("right") and ratings[0]["elo"] > ratings[-1]["elo"]
+
+
+def launch(url: str, out: Path) -> subprocess.Popen[bytes]:
+    """The evaluation in a process of its own."""
+    player = f"tiny@{url}/v1"
+    command = [sys.executable, "-m", "oversight", "stories", "logic", "--agents", player, "--judges", player,
+               "--out", str(out), "--questions", "2", "--facts", "3", "--rounds", "2", "--best-of", "2",
+               "--max-tokens", "60", "--judge-tokens", "16", "--concurrency", "1"]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": str(Path.cwd())}
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
+
+
+def lines(out: Path) -> int:
+    """Games on the disk."""
+    file = out / "games.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_killed_and_the_same_bytes(tmp_path: Path) -> None:
+    """A real server's model, untrained, as agent and judge; killed at random moments."""
+    model = untrained_model(tmp_path / "runs", max_position_embeddings=8192)
+    command = Command(model, tmp_path / "log")
+    try:
+        whole, killed, rng, kills = tmp_path / "whole", tmp_path / "killed", random.Random(0), 3
+        process = launch(command.url, whole)
+        assert process.wait() == 0, process.communicate()[1].decode()[-2000:]
+        killed.mkdir()
+        (killed / "oversight.json").write_bytes((whole / "oversight.json").read_bytes())  # the same secret
+        for number in range(kills):
+            process = launch(command.url, killed)
+            wanted = rng.randint(lines(killed) + 1, lines(whole) * (number + 1) // (kills + 1))
+            while lines(killed) < wanted and process.poll() is None:
+                time.sleep(0.002)
+            process.kill()
+            process.wait()
+        assert launch(command.url, killed).wait() == 0
+        for name in ("games.jsonl", "results.json", "summary.md", "report.html"):
+            assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
+    finally:
+        command.close()
+    contests = json.loads((whole / "results.json").read_text())["contests"]
+    assert {row["protocol"] for row in contests} >= {"qa", "votes", "consultancy", "debate"}
+    assert "<details>" in (whole / "report.html").read_text()

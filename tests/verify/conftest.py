@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from verify import answer_checker
+from verify.code.runner import describe_isolation
+from verify.code.sandbox.client import SandboxRefused
+from verify.code.sandbox_pool import SandboxPool
 
 
-@pytest.fixture(scope="module")
-def unhurried() -> Iterator[None]:
-    """The blocking checker waits for minutes, not for two seconds: on a busy machine an easy sum may take them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(answer_checker, "BLOCKING_DEADLINE_S", 120.0)
-        patch.setattr(answer_checker, "_background", None)
-        yield
-        if answer_checker._background is not None:
-            answer_checker._background.close()
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user may write."""
+    with tempfile.TemporaryDirectory(prefix="open-", dir="/tmp") as folder:
+        Path(folder).chmod(0o777)
+        yield Path(folder)
+
+
+def opened(**settings: Any) -> SandboxPool:
+    """One lease that is known to start. Skips where the host offers no such sandbox."""
+    pool = SandboxPool(1, **settings)
+    try:
+        describe_isolation(pool)
+    except SandboxRefused as error:
+        pytest.skip(str(error))
+    if pool.namespaces != settings.get("namespaces", True):
+        pool.close()
+        pytest.skip("this host allows no namespaces")
+    return pool

@@ -1,6 +1,6 @@
 r"""Rewritings of answers that keep their meaning, and changes that do not: for any list of real answers.
 
-Each function returns a new spelling, or None where it does not apply.
+Each gives a new spelling, or None where it does not apply.
 """
 
 from __future__ import annotations
@@ -14,78 +14,33 @@ Change = Callable[[str], str | None]
 _INTEGER = re.compile(r"^-?\d{1,15}$")
 _FRACTION = re.compile(r"^(-?)\\[dt]?frac\{(\d{1,6})\}\{(\d{1,6})\}$")
 _NUMBER = re.compile(r"(?<![\d.,!_^{\\])(\d+)(?![\d.,!_])")
-_TUPLE = re.compile(r"^(?:\\left)?\((.+?)(?:\\right)?\)$")
-_PLAIN_ITEMS = re.compile(r"^[^()\[\]{}]+$")
+_TUPLE = re.compile(r"^(?:\\left)?\(([^()\[\]{}]+?)(?:\\right)?\)$")
 _BINARY = re.compile(r"(?<=[\w})]) ?([+-]) ?(?=[\w\\(])")
+_UNICODE = {"\\pi": "π", "\\infty": "∞", "\\cup": "∪", "\\leq": "≤"}
+_ALTERING = ("doubled", "verdoppelt", "et demi", "negativo", "al quadrato", "с половиной", "的两倍")
 
 
-def _items(text: str) -> list[str] | None:
-    """Items of (a, b, ...) without brackets inside."""
-    found = _TUPLE.match(text)
-    if not found or not _PLAIN_ITEMS.match(found.group(1)) or "," not in found.group(1):
-        return None
-    return [item.strip() for item in found.group(1).split(",")]
+def _items(text: str) -> list[str]:
+    """Items of (a, b, ...) without brackets inside; none of anything else."""
+    match = _TUPLE.match(text)
+    return [item.strip() for item in match[1].split(",")] if match and "," in match[1] else []
 
 
-def in_dollars(text: str) -> str:
-    return f"${text}$."
-
-
-def displayed(text: str) -> str | None:
-    return None if "\\begin" in text else f"\\displaystyle {text}"
-
-
-def loosely_spaced(text: str) -> str | None:
-    return None if re.search(r"text|box|\{,\}", text) else text.replace("+", " + ").replace(",", ",\\, ")
-
-
-def other_fraction(text: str) -> str | None:
-    return text.replace("\\frac", "\\dfrac") if "\\frac{" in text else None
-
-
-def sized_brackets(text: str) -> str | None:
-    return text.replace("(", "\\bigl(").replace(")", "\\bigr)") if "(" in text and "\\left" not in text else None
-
-
-def full_width(text: str) -> str | None:
-    items = _items(text)
-    return None if items is None else "（" + "，".join(items) + "）"
+def _whole(text: str) -> int | None:
+    return int(text) if _INTEGER.match(text) else None
 
 
 def with_unicode(text: str) -> str | None:
-    changed = text.replace("\\pi", "π").replace("\\infty", "∞").replace("\\cup", "∪").replace("\\leq", "≤")
+    changed = text
+    for latex, sign in _UNICODE.items():
+        changed = changed.replace(latex, sign)
     return changed if changed != text and "\\pi_" not in text else None
-
-
-def grouped(text: str) -> str | None:
-    return f"{int(text):,}" if _INTEGER.match(text) and abs(int(text)) >= 1000 else None
-
-
-def with_decimal_zeros(text: str) -> str | None:
-    return text + ".00" if _INTEGER.match(text) else None
-
-
-def as_sum(text: str) -> str | None:
-    return f"{int(text) - 7}+7" if _INTEGER.match(text) else None
-
-
-def in_scientific_notation(text: str) -> str | None:
-    return f"{Fraction(int(text), 100)}\\times 10^{{2}}" if _INTEGER.match(text) and int(text) % 100 == 0 else None
-
-
-def expanded_fraction(text: str) -> str | None:
-    found = _FRACTION.match(text)
-    return f"{found.group(1)}{int(found.group(2)) * 3}/{int(found.group(3)) * 3}" if found else None
-
-
-def as_named_value(text: str) -> str | None:
-    return f"x = {text}" if _INTEGER.match(text) or _FRACTION.match(text) else None
 
 
 def one_more(text: str) -> str | None:
     """The first free-standing number plus one."""
-    found = _NUMBER.search(text)
-    return None if found is None else f"{text[: found.start(1)]}{int(found.group(1)) + 1}{text[found.end(1) :]}"
+    match = _NUMBER.search(text)
+    return match and f"{text[: match.start()]}{int(match[1]) + 1}{text[match.end() :]}"
 
 
 def negated(text: str) -> str | None:
@@ -98,49 +53,18 @@ def turned_sign(text: str) -> str | None:
     """a + b -> a - b at the first sign between two terms of a polynomial."""
     if not re.fullmatch(r"[\w\s+\-^{}\\]+", text) or "pm" in text or "text" in text:
         return None
-    found = _BINARY.search(text)
-    return None if found is None else text[: found.start(1)] + "+-"[found.group(1) == "+"] + text[found.end(1) :]
+    match = _BINARY.search(text)
+    return match and text[: match.start(1)] + "+-"[match[1] == "+"] + text[match.end(1) :]
 
 
 def inverted(text: str) -> str | None:
-    found = _FRACTION.match(text)
-    if not found or found.group(2) in (found.group(3), "0"):
-        return None
-    return f"{found.group(1)}\\frac{{{found.group(3)}}}{{{found.group(2)}}}"
-
-
-def without_last_item(text: str) -> str | None:
-    items = _items(text)
-    return None if items is None or len(items) < 3 else f"({', '.join(items[:-1])})"
-
-
-def with_another_item(text: str) -> str | None:
-    items = _items(text)
-    return None if items is None else f"({', '.join([*items, '77'])})"
+    match = _FRACTION.match(text)
+    return f"{match[1]}\\frac{{{match[3]}}}{{{match[2]}}}" if match and match[2] not in (match[3], "0") else None
 
 
 def swapped_items(text: str) -> str | None:
     items = _items(text)
-    return None if items is None or items[0] == items[1] else f"({', '.join([items[1], items[0], *items[2:]])})"
-
-
-def other_brackets(text: str) -> str | None:
-    items = _items(text)
-    return None if items is None else f"[{', '.join(items)}]"
-
-
-def times_ten(text: str) -> str | None:
-    return text + "0" if _INTEGER.match(text) and int(text) != 0 else None
-
-
-def counted(text: str) -> str | None:
-    return f"{text} Äpfel" if _INTEGER.match(text) else None
-
-
-def altered(text: str) -> str | None:
-    """A number with a word behind it that makes another one of it."""
-    words = ("doubled", "verdoppelt", "et demi", "negativo", "al quadrato", "с половиной", "的两倍")
-    return f"{text} {words[len(text) % len(words)]}" if _INTEGER.match(text) else None
+    return f"({', '.join([items[1], items[0], *items[2:]])})" if items and items[0] != items[1] else None
 
 
 def unsolved(text: str) -> str | None:
@@ -150,12 +74,41 @@ def unsolved(text: str) -> str | None:
     return f"2x = 2({text.removeprefix('x =').removeprefix('x=')})"
 
 
-SAME: list[Change] = [
-    in_dollars, displayed, loosely_spaced, other_fraction, sized_brackets, full_width, with_unicode, grouped,
-    with_decimal_zeros, as_sum, in_scientific_notation, expanded_fraction, as_named_value,
-    counted,
-]  # fmt: skip
-DIFFERENT: list[Change] = [
-    one_more, negated, turned_sign, inverted, without_last_item, with_another_item, swapped_items, other_brackets,
-    times_ten, altered, unsolved,
-]  # fmt: skip
+SAME: dict[str, Change] = {
+    "in dollars": lambda text: f"${text}$.",
+    "displayed": lambda text: None if "\\begin" in text else f"\\displaystyle {text}",
+    "loosely spaced": lambda text: (
+        None if re.search(r"text|box|\{,\}", text) else text.replace("+", " + ").replace(",", ",\\, ")
+    ),
+    "other fraction": lambda text: text.replace("\\frac", "\\dfrac") if "\\frac{" in text else None,
+    "sized brackets": lambda text: (
+        text.replace("(", "\\bigl(").replace(")", "\\bigr)") if "(" in text and "\\left" not in text else None
+    ),
+    "full width": lambda text: (items := _items(text)) and "（" + "，".join(items) + "）" or None,
+    "with unicode": with_unicode,
+    "grouped": lambda text: f"{whole:,}" if abs(whole := _whole(text) or 0) >= 1000 else None,
+    "with decimal zeros": lambda text: text + ".00" if _INTEGER.match(text) else None,
+    "as a sum": lambda text: f"{int(text) - 7}+7" if _INTEGER.match(text) else None,
+    "in scientific notation": lambda text: (
+        f"{Fraction(int(text), 100)}\\times 10^{{2}}" if _INTEGER.match(text) and int(text) % 100 == 0 else None
+    ),
+    "expanded fraction": lambda text: (
+        f"{match[1]}{int(match[2]) * 3}/{int(match[3]) * 3}" if (match := _FRACTION.match(text)) else None
+    ),
+    "as a named value": lambda text: f"x = {text}" if _INTEGER.match(text) or _FRACTION.match(text) else None,
+    "counted": lambda text: f"{text} Äpfel" if _INTEGER.match(text) else None,
+}
+DIFFERENT: dict[str, Change] = {
+    "one more": one_more,
+    "negated": negated,
+    "turned sign": turned_sign,
+    "inverted": inverted,
+    "without the last item": lambda text: f"({', '.join(items[:-1])})" if len(items := _items(text)) > 2 else None,
+    "with another item": lambda text: f"({', '.join([*items, '77'])})" if (items := _items(text)) else None,
+    "swapped items": swapped_items,
+    "other brackets": lambda text: f"[{', '.join(items)}]" if (items := _items(text)) else None,
+    "times ten": lambda text: text + "0" if _whole(text) else None,
+    # a word behind a number that makes another one of it
+    "altered": lambda text: f"{text} {_ALTERING[len(text) % len(_ALTERING)]}" if _INTEGER.match(text) else None,
+    "unsolved": unsolved,
+}

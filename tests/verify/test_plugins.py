@@ -1,4 +1,5 @@
-"""Rewards by name: the ready ones, weights, the transform, failures, and plug-in files."""
+"""Rewards by name: the ready ones, weights, the transform, options, and plug-in files: what they define, and those that
+raise, hang, exit or are killed: the file, the line and the fault are named, and nothing else ends."""
 
 from __future__ import annotations
 
@@ -7,220 +8,275 @@ import math
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
+import msgspec
+import psutil
 import pytest
 
-from shared.config import Config
 from shared.errors import ConfigError
-from shared.sections import RewardWeights
-from shared.types import Problem, Reward, Verdict
+from shared.types import Reward, Verdict
+from tests.tables import read_table
+from tests.verify.grading import BAD, GOOD, PROBLEM, THOUGHT, Grader, reward, rewards, settings
+from verify import plugin_host, verifiers
 from verify.builtin_rewards import CosineOptions, cosine_length, repeated_share
 from verify.chosen_rewards import choose
-from verify.math.plain import decide
 from verify.plugins import log_sigmoid, register
-from verify.reward import CompletionScorer, score
+from verify.reward import CompletionScorer
+from verify.verifiers import Answer, Finding, known_domains, verifier, verifier_of
 
-PROBLEM = Problem("1", "Tom has 5 apples. Tom buys 3 more. How many apples does Tom have now?", "8")
-GOOD = "<think>Tom starts with 5 and buys 3 more: 5+3=8.</think>The answer is \\boxed{8}."
-BAD = GOOD.replace("boxed{8}", "boxed{9}")
-
-
-class Fast:
-    async def check(self, ground_truth: str, answer: str) -> Verdict:
-        return decide(ground_truth, answer) or Verdict.UNVERIFIABLE
-
-
-class Programs:
-    """A code verifier that saw three of four tests pass."""
-
-    verdict, share, reason = Verdict.WRONG, 0.75, "printed 3"
-
-    async def run(self, problem: Problem, source: str, language: str, group: int) -> Programs:
-        assert (source, language) == ("int main() {}\n", "cpp")
-        return self
-
-
-def settings(**changes: object) -> RewardWeights:
-    return RewardWeights.model_validate({"length_max": 100, "overlong_buffer": 20, **changes})
-
-
-def reward(response: str, chosen: RewardWeights, tokens: int = 50, problem: Problem = PROBLEM) -> Reward:
-    return asyncio.run(CompletionScorer(chosen, Fast(), Programs()).score(problem, response, tokens))
+HEAD = (
+    "import asyncio, os, signal, sys, threading, time\n"
+    "from verify.plugins import Case, RewardOptions, reward\nfrom verify.verifiers import Answer, verifier\n\n"
+)
 
 
 def plugin(folder: Path, body: str) -> str:
     path = folder / "mine.py"
-    path.write_text(f"import asyncio\nfrom verify.plugins import Case, reward\n\n{body}\n")
+    path.write_text(f"{HEAD}{body}\n")
     return str(path)
 
 
-def test_share_of_tests_is_a_reward_and_reported_beside_the_verdict() -> None:
-    task = Problem("c", "Write a program that reads a number and prints it twice.", "", domain="code")
-    response = "<think>We only need to print it twice.</think>Here it is:\n```cpp\nint main() {}\n```"
-    plain = reward(response, settings(), problem=task)
-    assert (plain.correctness, plain.share, plain.verdict) == (0.0, 0.75, Verdict.WRONG)
-    partial = reward(response, settings(correctness=0, extra={"tests_passed": 0.9}), problem=task)
-    assert partial.extra == {"tests_passed": pytest.approx(0.675)}
-    assert partial.total == pytest.approx(0.1 + 0.675 + 0.1)
-
-
-def test_code_without_a_code_verifier_is_not_graded() -> None:
-    task = Problem("c", "Print a number.", "", domain="code")
-    found = asyncio.run(
-        CompletionScorer(settings(), Fast()).score(task, "<think>We print one.</think>\n```py\nprint(1)\n```", 5)
-    )
-    assert found.verdict is Verdict.UNVERIFIABLE and "no sandbox" in found.reason
-
-
-@pytest.mark.parametrize(
-    ("tokens", "right", "value"),
-    [
-        (0, True, 1.0), (50, True, 0.75), (99, True, 0.5), (0, False, -1.0), (50, False, -0.5), (99, False, 0.0),
-        (100, True, -1.0), (100, False, -1.0), (5000, True, -1.0),
-    ],
-)  # fmt: skip
-def test_cosine_length(tokens: int, right: bool, value: float) -> None:
-    assert cosine_length(tokens, 100, right, CosineOptions()) == pytest.approx(value, abs=1e-3)
-
-
-def test_cosine_length_of_the_paper() -> None:
-    """Values of 2502.03373: right 2 to 1, wrong -10 to 0; a quarter of the way is 0.8536 of the short end."""
+def test_cosine_length() -> None:
+    """And values of 2502.03373: right 2 to 1, wrong -10 to 0; a quarter of the way is 0.8536 of the short end."""
+    for tokens, right, wrong in ((0, 1.0, -1.0), (50, 0.75, -0.5), (99, 0.5, 0.0), (100, -1, -1), (5000, -1, -1)):
+        assert cosine_length(tokens, 100, True, CosineOptions()) == pytest.approx(right, abs=1e-3)
+        assert cosine_length(tokens, 100, False, CosineOptions()) == pytest.approx(wrong, abs=1e-3)
     paper = CosineOptions(right=(2, 1), wrong=(-10, 0))
     assert cosine_length(25, 100, True, paper) == pytest.approx(1.853553)
     assert cosine_length(25, 100, False, paper) == pytest.approx(-8.535534)
 
 
-def test_repeated_share() -> None:
-    assert repeated_share("a b c d", 2) == 0.0
-    assert repeated_share("a b a b a b", 2) == pytest.approx(1 - 2 / 5)
+def test_repetition_costs_its_share_of_the_weight() -> None:
+    assert repeated_share("a b c d", 2) == repeated_share("one two", 20) == 0.0
+    assert repeated_share("a b a b a b", 2) == repeated_share("我们我们我们", 2) == pytest.approx(1 - 2 / 5)
     assert repeated_share("wait " * 101, 2) == pytest.approx(0.99)
-    assert repeated_share("我们我们我们", 2) == pytest.approx(1 - 2 / 5)
-    assert repeated_share("one two", 20) == 0.0
-
-
-def test_repetition_costs_at_most_its_weight() -> None:
     loop = GOOD.replace("</think>", " Tom has apples and buys more of them every day." * 40 + "</think>")
-    found = reward(loop, settings(extra={"repetition": 0.05}))
-    assert -0.05 < found.extra["repetition"] < -0.045
-    assert reward(GOOD, settings(extra={"repetition": 0.05})).extra["repetition"] == 0.0
-
-
-def test_broken_format_earns_the_least_of_every_extra() -> None:
-    chosen = settings(extra={"repetition": 0.5, "cosine_length": 0.3, "tests_passed": 0.2})
-    broken = reward("The answer is \\boxed{8}.", chosen)
-    assert broken.extra == {"repetition": -0.5, "cosine_length": -0.3, "tests_passed": 0.0}
-    assert broken.total == pytest.approx(-0.8)
-    assert reward(BAD, chosen, tokens=100).total > broken.total
+    costs = [reward(text, extra={"repetition": 0.05}).extra["repetition"] for text in (loop, GOOD)]
+    assert -0.05 < costs[0] < -0.045 and costs[1] == 0.0
 
 
 def test_log_sigmoid_transform() -> None:
     assert log_sigmoid(0.5, 0.5) == pytest.approx(-math.log(2))
     assert log_sigmoid(1e9, 0) == 0.0 and log_sigmoid(-1e9, 0) == -1e9
-    chosen = settings(extra={"tests_passed": 2.0}, options={"tests_passed": {"log_sigmoid": 0.5}})
-    right, wrong = reward(GOOD, chosen), reward(BAD, chosen)
+    chosen: dict[str, Any] = {"extra": {"tests_passed": 2.0}, "options": {"tests_passed": {"log_sigmoid": 0.5}}}
+    right, wrong, broken = (reward(text, **chosen) for text in (GOOD, BAD, "broken"))
     assert right.extra["tests_passed"] == pytest.approx(2 * -math.log(1 + math.exp(-0.5)))
     assert wrong.extra["tests_passed"] == pytest.approx(2 * -math.log(1 + math.exp(0.5)))
-    assert reward("broken", chosen).total == wrong.extra["tests_passed"] < wrong.total
+    assert broken.total == wrong.extra["tests_passed"] < wrong.total
 
 
-def test_unknown_name_is_one_error_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"reward\.extra\.cosine_lenght: .*did you mean cosine_length\?"):
-        choose(settings(extra={"cosine_lenght": 1}))
-    with pytest.raises(ConfigError, match=r"write reward\.language = 0\.2"):
-        choose(settings(extra={"language": 0.2}))
-    with pytest.raises(ConfigError, match=r"reward\.plugins"):
-        choose(settings(extra={"zzzzzz": 0.2}))
+@pytest.mark.parametrize("row", read_table("verify/wrong_settings"), ids=lambda row: row["message"])
+def test_wrong_names_options_and_judges_are_one_line_with_the_repair(row: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=row["message"]) as error:
+        choose(settings(**row["reward"]))
+    assert "\n" not in str(error.value)
 
 
 def test_each_reward_has_options_of_its_own() -> None:
-    four, many = (
-        settings(extra={"repetition": 1}, options={"repetition": {"words": 4}}),
-        settings(extra={"repetition": 1}),
-    )
     echo = GOOD.replace("</think>", " Tom buys 3 more. Tom buys 3 more.</think>")
-    assert reward(echo, four).extra["repetition"] < reward(echo, many).extra["repetition"] == 0
-    steep = settings(extra={"cosine_length": 1.0}, options={"cosine_length": {"wrong": [-3, 0]}})
-    assert reward(BAD, steep, tokens=0).extra["cosine_length"] == reward("broken", steep).total == -3
+    four, many = (reward(echo, extra={"repetition": 1}, options={"repetition": {"words": words}}) for words in (4, 20))
+    assert four.extra["repetition"] < many.extra["repetition"] == 0
+    steep: dict[str, Any] = {"extra": {"cosine_length": 1.0}, "options": {"cosine_length": {"wrong": [-3, 0]}}}
+    assert reward(BAD, tokens=0, **steep).extra["cosine_length"] == reward("broken", **steep).total == -3
 
 
-@pytest.mark.parametrize(
-    ("options", "line"),
-    [
-        ({"repetition": {"word": 4}}, "reward.options.repetition.word: there is no such option; repetition has "
-                                      "log_sigmoid, words"),
-        ({"repetition": {"words": 0}}, "reward.options.repetition.words = 0: must be a whole number, at least 1"),
-        ({"tests_passed": {"words": 3}}, "reward.options.tests_passed.words: there is no such option; tests_passed has "
-                                         "log_sigmoid"),
-        ({"language": {"undetermined": "free"}}, 'reward.options.language.undetermined = "free": must be one of '
-                                                 '"neutral", "nothing", "bonus"'),
-    ],
-)  # fmt: skip
-def test_a_wrong_option_is_one_line(options: dict[str, object], line: str) -> None:
-    with pytest.raises(ConfigError) as found:
-        choose(settings(extra={"repetition": 1, "tests_passed": 1}, options=options))
-    assert str(found.value) == line
+@pytest.fixture
+def restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verifier of the test's is not there after it."""
+    known_domains()
+    monkeypatch.setattr(verifiers, "VERIFIERS", dict(verifiers.VERIFIERS))
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("restored")
+def test_the_manuals_reward_and_verifier_run(tmp_path: Path, root: Path) -> None:
+    """The ten lines of docs/rewards.md, as they stand there."""
+    manual = (root / "docs" / "rewards.md").read_text(encoding="utf-8")
+    tables = {}
+    for name in ("example", "verifier"):
+        code, toml = re.findall(rf"```(?:python|toml) {name}\n(.*?)```", manual, re.DOTALL)
+        assert len(code.strip().splitlines()) <= 10
+        tables[name] = tomllib.loads(toml)["reward"]
+        [file] = tables[name]["plugins"]
+        (tmp_path / file).write_text(code)
+        tables[name]["plugins"] = [str(tmp_path / file)]
+    short, long = (reward(GOOD + more, **tables["example"]) for more in ("", " And so on." * 200))
+    assert (short.extra, long.extra) == ({"summary_is_short": pytest.approx(0.1)}, {"summary_is_short": 0.0})
+    choose(settings(**tables["verifier"]))
+    days = [f"{THOUGHT}{day}" for day in (r"\boxed{2024-02-29}", r"\boxed{2024-03-01}", r"\boxed{tomorrow}", "?")]
+    result = rewards({"domain": "dates", "answer": "2024-02-29"}, days, **tables["verifier"])
+    assert [(each.verdict, each.correctness, each.share) for each in result[:2]] == [
+        ("correct", 0.9, 1),
+        ("wrong", 0, 0),
+    ]
+    assert [each.verdict for each in result[2:]] == ["wrong", "no answer"]
+
+
+@pytest.mark.slow
 def test_a_reward_of_the_users_own_has_options(tmp_path: Path) -> None:
-    mine = plugin(tmp_path, """
-from verify.plugins import RewardOptions
-
-class Mine(RewardOptions):
-    share: float = 0.5
-
-@reward("mine", options=Mine)
-def mine(case: Case, options: Mine) -> float:
-    return options.share""")  # fmt: skip
-    chosen = settings(extra={"mine": 2.0}, plugins=[mine], options={"mine": {"share": 0.25}})
-    assert reward(GOOD, chosen).extra["mine"] == 0.5
-    with pytest.raises(
-        ConfigError, match=r"^reward\.options\.mine\.shar: there is no such option; mine has log_sigmoid, sh"
-    ):
-        choose(settings(extra={"mine": 2.0}, plugins=[mine], options={"mine": {"shar": 0.25}}))
+    mine = plugin(
+        tmp_path,
+        'class Mine(RewardOptions):\n    share: float = 0.5\n\n@reward("mine", options=Mine)\n'
+        "def mine(case: Case, options: Mine) -> float:\n    return options.share",
+    )
+    chosen: dict[str, Any] = {"extra": {"mine": 2.0}, "plugins": [mine]}
+    assert reward(GOOD, **chosen, options={"mine": {"share": 0.25}}).extra["mine"] == 0.5
+    with pytest.raises(ConfigError, match=r"^reward\.options\.mine\.shar: .* mine has log_sigmoid, sh"):
+        choose(settings(**chosen, options={"mine": {"shar": 0.25}}))
 
 
-def test_name_of_another_reward_cannot_be_taken(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="'repetition' exists already"):
-        choose(settings(plugins=[plugin(tmp_path, '@reward("repetition")\ndef f(case): return 0')]))
+@pytest.mark.usefixtures("restored")
+def test_what_a_verifier_may_return() -> None:
+    """True, a share and a finding; a share is only right when it is 1. Numbers outside of [0, 1] are an error."""
+    late = Finding(Verdict.TIMEOUT, 0.0, "late")
+    returned: Any = None
+
+    @verifier("mine")
+    def mine(answer: Answer) -> Any:
+        return returned
+
+    for value, result in ((True, ("correct", 1)), (False, ("wrong", 0)), (0.5, ("wrong", 0.5)), (late, late[:2])):
+        returned = value
+        assert asyncio.run(verifier_of("mine").verify(Answer(PROBLEM, "8"), {}))[:2] == result
+    returned = 2.0
+    with pytest.raises(ValueError, match="not a share"):
+        asyncio.run(verifier_of("mine").verify(Answer(PROBLEM, "8"), {}))
+    with pytest.raises(ConfigError, match="the domain 'math' has a verifier already"):
+        verifier("math")(mine)
     with pytest.raises(ConfigError, match="Magistral's own"):
         register("format", lambda _: lambda case: 0.0, lowest=lambda _: 0.0)
 
 
-def test_blocking_score_takes_rows_and_settings_and_any_thread() -> None:
-    row = {"problem": PROBLEM.text, "answer": 8}
-    assert score(row, GOOD).total == pytest.approx(1.1)
-    config = Config.model_validate({"rollout": {"max_completion_tokens": 100}, "reward": {"overlong_buffer": 20}})
-    assert score(PROBLEM, GOOD, config, tokens=90).total == pytest.approx(1.05)
-    assert score(PROBLEM, GOOD.removeprefix("<think>"), config, opened=True).total == pytest.approx(1.1)
+@pytest.mark.slow
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("def f():\n    return 1 / 0\n\nf()", "fails with ZeroDivisionError: division by zero in line 6"),
+        ("def f(:", "fails with SyntaxError"),
+        ("sys.exit(3)", "fails with SystemExit: 3 in line 5"),
+        ("os._exit(0)", "ended its process while loading: it ended with exit code 0"),
+        (
+            "while True:\n    pass",
+            r"mine\.py:[56] in <module> does not come to an end: stopped after 9 s while loading",
+        ),
+        ('@reward("repetition")\ndef f(case): return 0', "'repetition' exists already"),
+        ('@verifier("mine", needs="sandbox")\ndef f(answer): ...', "'mine' .*gives 'needs' or 'validate'"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, message: str
+) -> None:
+    monkeypatch.setattr(plugin_host, "START_S", 9.0 if "while True" in body else 60.0)
+    chosen = settings(plugins=[plugin(tmp_path, body)], extra={"mine": 1})
+    for _ in range(2 if "_exit" in body else 1):  # it is not kept
+        with pytest.raises(ConfigError, match=message):
+            choose(chosen)
 
-    async def inside_a_loop() -> Reward:
-        return score(PROBLEM, BAD, settings())
 
-    assert asyncio.run(inside_a_loop()).total == pytest.approx(0.2)
+@pytest.mark.slow
+def test_a_call_that_fails_costs_one_completion_and_names_the_line(tmp_path: Path) -> None:
+    """The bad problem fails each time, in any event loop; the others around it, asked at the same time, are graded."""
+
+    faults = read_table("verify/plugin_faults")
+
+    def function(name: str, kind: str) -> str:
+        chosen = (row for row in faults if ("await" in row["body"]) is (kind == "async def"))
+        bad = "".join(f'    if case.problem.id == "{row["name"]}":\n        {row["body"]}\n' for row in chosen)
+        return f'@reward("{name}")\n{kind} f(case: Case) -> float:\n{bad}    return 1.0\n\n'
+
+    mine = plugin(tmp_path, function("mine", "def") + function("waits", "async def"))
+
+    async def grade(name: str) -> list[Reward]:
+        extra = {"waits" if name == "waits" else "mine": 0.5}
+        scorer = CompletionScorer(settings(plugins=[mine], extra=extra, deadline_s=0.5), Grader())
+        bad = msgspec.structs.replace(PROBLEM, id=name)
+        return list(await asyncio.gather(*(scorer.score(each, GOOD, 50) for each in (PROBLEM, bad, PROBLEM, bad))))
+
+    for row in faults:
+        good, failed, other, again = asyncio.run(grade(row["name"]))
+        assert good.extra == other.extra != {} and good.verdict is Verdict.CORRECT, row
+        for bad in (failed, again):
+            assert bad.verdict == row["verdict"] and not bad.verdict.graded and bad.extra == {}, row
+            assert re.search(rf"reward \w+ \(.*mine\.py:\d+\): {row['reason']}", bad.reason), bad.reason
 
 
-def test_undetermined_language_earns_what_the_setting_says() -> None:
-    wordless = "<think>$5+3=8$</think>\\boxed{8}"
-    half = "<think>$5+3=8$</think>The answer is \\boxed{8}."
-    earned = {
-        mode: [
-            reward(text, settings(options={"language": {"undetermined": mode}})).language
-            for text in (wordless, half, GOOD)
-        ]
-        for mode in ("neutral", "nothing", "bonus")
-    }
-    assert earned == {"neutral": [0, 0.1, 0.1], "nothing": [0, 0, 0.1], "bonus": [0.1, 0.1, 0.1]}
+@pytest.mark.slow
+@pytest.mark.usefixtures("restored")
+def test_a_fault_of_a_verifier_costs_one_completion(tmp_path: Path) -> None:
+    mine = plugin(
+        tmp_path,
+        '@verifier("mine")\ndef f(answer: Answer) -> bool:\n    if answer.text == "5": return 1 / 0\n'
+        '    return {"6": 7, "7": "yes"}.get(answer.text, True)',
+    )
+    choose(settings(plugins=[mine]))
+    texts = [f"{THOUGHT}\\boxed{{{answer}}}" for answer in (5, 6, 7, 8)]
+    *bad, good = rewards({"domain": "mine", "answer": "8"}, texts, plugins=[mine])
+    assert [each.verdict for each in bad] == ["crash"] * 3 and good.verdict == "correct"
+    for each, reason in zip(
+        bad, (r"ZeroDivisionError: .*mine\.py:7 in f", "7, not a share", "'yes', which"), strict=True
+    ):
+        assert re.search(rf"verifier of mine \(.*mine\.py:5\).*{reason}", each.reason), each.reason
 
 
-def test_example_of_the_manual_runs(tmp_path: Path, root: Path) -> None:
-    """The ten lines of docs/rewards.md, as they stand there."""
-    manual = (root / "docs" / "rewards.md").read_text(encoding="utf-8")
-    code, toml = re.findall(r"```(?:python|toml) example\n(.*?)```", manual, re.DOTALL)
-    assert len(code.strip().splitlines()) <= 10
-    (tmp_path / "my_rewards.py").write_text(code)
-    table = tomllib.loads(toml)["reward"]
-    table["plugins"] = [str(tmp_path / name) for name in table["plugins"]]
-    chosen = settings(**table)
-    short, long = reward(GOOD, chosen), reward(GOOD + " And so on." * 200, chosen)
-    assert short.extra["summary_is_short"] == pytest.approx(0.1)
-    assert long.extra["summary_is_short"] == 0.0
+@pytest.mark.slow
+def test_rewards_that_wait_overlap_and_the_callers_loop_goes_on(tmp_path: Path) -> None:
+    together = (
+        'running, all_run = [], asyncio.Event()\n\n@reward("mine")\nasync def f(case: Case) -> float:\n'
+        "    running.append(case)\n    if len(running) == 40:\n        all_run.set()\n"
+        "    await all_run.wait()\n    await asyncio.sleep(0.2)\n    return 1.0"
+    )
+    scorer = CompletionScorer(
+        settings(plugins=[plugin(tmp_path, together)], extra={"mine": 1}, deadline_s=60), Grader()
+    )
+
+    async def grade() -> None:
+        work = asyncio.gather(*(scorer.score(PROBLEM, GOOD, 50) for _ in range(40)))
+        for _ in range(3):
+            await asyncio.sleep(0.01)
+            assert not work.done()
+        assert all(reward.extra == {"mine": 1.0} for reward in await work), "all at once"
+
+    asyncio.run(grade())
+
+
+@pytest.mark.slow
+def test_calls_that_nobody_waits_for_any_more_do_no_harm(tmp_path: Path) -> None:
+    """They are given up before they begin and while they run."""
+    slow = '@reward("mine")\ndef f(case: Case) -> float:\n    time.sleep(0.3)\n    return 1.0'
+    scorer = CompletionScorer(settings(plugins=[plugin(tmp_path, slow)], extra={"mine": 1.0}), Grader())
+
+    async def grade() -> None:
+        work = [asyncio.ensure_future(scorer.score(PROBLEM, GOOD, 50)) for _ in range(4)]
+        await asyncio.sleep(0.1)
+        for task in (work[0], work[2], work[3]):
+            task.cancel()
+        assert (await work[1]).extra == {"mine": 1.0}
+        assert (await scorer.score(PROBLEM, GOOD, 50)).extra == {"mine": 1.0}
+
+    asyncio.run(asyncio.wait_for(grade(), 60))
+
+
+@pytest.mark.slow
+def test_a_process_that_stands_still_before_a_call_begins_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin_host, "SILENCE_S", 0.5)
+    stops = (
+        '@reward("mine")\ndef f(case: Case) -> float:\n'
+        "    threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGSTOP]).start()\n    return float(os.getpid())"
+    )
+    chosen = settings(plugins=[plugin(tmp_path, stops)], extra={"mine": 1.0}, deadline_s=0.5)
+    scorer = CompletionScorer(chosen, Grader())
+
+    async def grade() -> list[float]:
+        first = await scorer.score(PROBLEM, GOOD, 50)
+        process = psutil.Process(int(first.extra["mine"]))
+        while process.status() != psutil.STATUS_STOPPED:
+            await asyncio.sleep(0.01)
+        second = await asyncio.wait_for(scorer.score(PROBLEM, GOOD, 50), 60)
+        return [first.extra["mine"], second.extra["mine"]]
+
+    first, second = asyncio.run(grade())
+    assert first != second, "another process gave the second value"

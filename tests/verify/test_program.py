@@ -1,297 +1,221 @@
-"""Programs right and wrong, cheats against assertions, references of the data sets, and the life of sandboxes."""
+"""Programs and their verdicts (programs.jsonl: the program that gets each verdict on a row's tests), what they print
+and return, what is told of tests that nobody can run, and attacks on the grader, after which nothing is left."""
 
 from __future__ import annotations
 
-import ast
 import asyncio
-import gzip
-import json
 import os
+import select
 import shutil
-import signal
-import subprocess
-import sys
-import threading
-import time
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from shared.errors import DataError, RunError
+from shared.errors import DataError
+from shared.sandbox_settings import Sandbox
 from shared.types import Verdict
 from tests.tables import read_table
-from tests.verify.programs import FIRST, PROGRAMS, TWICE, F
+from tests.verify.conftest import opened
 from verify.code import cpp
-from verify.code.runner import describe_isolation, in_thread, run_tests
+from verify.code.runner import in_thread, run_outputs, run_tests
+from verify.code.sandbox import protocol
+from verify.code.sandbox.client import Pipe, SandboxHandle
 from verify.code.sandbox_pool import SandboxPool
 from verify.code.tests import Assertions, CallTest, Limits, Status, StdioTest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
-
 needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
-ROOT = Path(__file__).resolve().parents[2]
+ROWS = read_table("verify/programs")
+TWICE = [StdioTest("3\n", "6\n"), StdioTest("-1\n", "-2\n")]
+FIRST = Assertions(
+    "#undef NDEBUG\n#include <assert.h>\nint main() {\n    vector<int> a = {1, 2};\n"
+    '    assert (first(a, "xyz") == vector<int>({1}));\n    assert (first({3, 4}, "xyz") == vector<int>({3}));\n}\n',
+    "#include <vector>\n#include <string>\nusing namespace std;\nbool helper(int x) { return x; }\n"
+    "vector<int> first(vector<int> a, string s) {\n",
+)
+"""tests of the C++ rows that have none of their own"""
 
 
-def by_name(row: dict[str, str]) -> str:
-    return row["name"]
+def kinds() -> Iterator[Any]:
+    for kind in dict.fromkeys(row["kind"] for row in ROWS):
+        yield pytest.param(kind, marks=[needs_compiler] * ("C++" in kind) + [pytest.mark.soak] * ("further" in kind))
 
 
-@pytest.mark.parametrize("row", PROGRAMS, ids=lambda row: row[0][:40].replace("\n", " "))
-def test_python_programs(sandboxes: SandboxPool, row: tuple[str, Any, list[str]]) -> None:
-    source, tests, statuses = row
-    found = run_tests(source, "python", tests, Limits(test_s=1.0 if "timeout" in statuses else 4.0), pool=sandboxes)
-    if len(statuses) > len(found.statuses):
-        assert found.status in statuses, found
-    else:
-        assert [str(status) for status in found.statuses] == statuses, found
-    assert (found == Verdict.CORRECT) is (set(statuses) == {"passed"}) and found.verdict.graded
-    assert found.share == statuses.count("passed") / len(found.statuses)
+@pytest.mark.parametrize("kind", kinds())
+def test_programs_get_the_verdict_of_their_row(sandboxes: SandboxPool, kind: str) -> None:
+    different = []
+    for row in (row for row in ROWS if row["kind"] == kind):
+        language, tests = row.get("language", "python"), row.get("tests", FIRST)
+        for verdict in row.keys() & {"correct", "wrong", "unverifiable"}:
+            unhurried = {"compile_s": 90} | ({"test_s": 12} if verdict == "correct" else {})  # on a busy machine
+            outcome = run_tests(row[verdict], language, tests, unhurried | row.get("limits", {}), pool=sandboxes)
+            as_told = outcome == verdict and outcome.verdict.graded is (verdict != "unverifiable")
+            as_told &= bool(outcome.reason) is (verdict != "correct") and row.get("reason", "") in outcome.reason
+            as_told &= outcome.statuses == row.get("statuses", outcome.statuses)
+            as_told &= (outcome.status is Status.COMPILE) is (kind == "C++ that does not compile")
+            different += [] if as_told else [(row, outcome)]
+    assert not different
 
 
-@pytest.mark.parametrize("row", read_table("verify/cheats", kind="python"), ids=by_name)
-def test_cheats_against_assertions(sandboxes: SandboxPool, row: dict[str, str]) -> None:
-    tests = Assertions(F.code + "\nassert abs(f(2) - 4) < 0.5")
-    found = run_tests(row["program"], "python", tests, Limits(test_s=1.0), pool=sandboxes)
-    assert found.verdict is Verdict.WRONG, found
+def test_a_megabyte_goes_in_and_comes_out(sandboxes: SandboxPool) -> None:
+    numbers = "1 " * 500_000
+    assert run_tests("print(input())", "python", [StdioTest(numbers, numbers)], pool=sandboxes) == Verdict.CORRECT
+    for program in (
+        "import os\nprint(os.fstat(0).st_size)",
+        "import os\nprint(len(os.read(0, 10**7)))",
+        "import mmap\nprint(len(mmap.mmap(0, 0, access=mmap.ACCESS_READ)))",
+        "import os, sys\nx = sys.stdin.read(5)\nos.lseek(0, 0, 0)\nprint(len(os.read(0, 10**7)))",
+        "import os\ntry: os.write(0, b'9')\nexcept OSError: print(1000000)",
+    ):
+        assert run_tests(program, "python", [StdioTest(numbers, "1000000")], pool=sandboxes) == Verdict.CORRECT, program
 
 
-def test_helpers_of_the_tests_cannot_be_replaced(sandboxes: SandboxPool) -> None:
-    tests = Assertions(
-        "def check(g):\n    assert near(g(2), 4)\ncheck(f)", "def near(a, b):\n    return a == b\ndef f(x):\n", "f"
-    )
-    assert run_tests("    return 2 * x", "python", tests, pool=sandboxes) == Verdict.CORRECT
-    assert (
-        run_tests("def near(a, b): return True\ndef f(x): return 0", "python", tests, pool=sandboxes) == Verdict.WRONG
-    )
+@pytest.mark.parametrize("late", [False, True])
+def test_a_program_that_raises_is_reported_though_its_end_is_seen_first(
+    sandboxes: SandboxPool, monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    def wait_for_the_end(pipes: dict[SandboxHandle, Pipe], deadline_s: float, stop: Callable[[], bool]) -> None:
+        assert select.select([owner.ours for owner in pipes], [], [], 60)[0]
+
+    if late:
+        monkeypatch.setattr(protocol, "exchange", wait_for_the_end)
+    raised = run_tests("raise NameError('x')", "python", "assert f(3) == 6", pool=sandboxes)
+    assert raised == Verdict.WRONG and raised.reason == "raised NameError: x"
 
 
-def test_arguments_changed_in_place(sandboxes: SandboxPool) -> None:
-    tests = "x = [3, 1]\nf(x)\nassert x == [1, 3]"
-    assert run_tests("def f(x): x.sort()", "python", tests, pool=sandboxes) == Verdict.CORRECT
-    assert run_tests("def f(x): pass", "python", tests, pool=sandboxes) == Verdict.WRONG
-    emptied = "x = [3, 1]\nassert f(x) == sorted(x)"
-    assert run_tests("def f(x): x.clear(); return []", "python", emptied, pool=sandboxes) == Verdict.WRONG
+def test_sleep_is_not_taken_for_a_busy_host_again_and_again(sandboxes: SandboxPool) -> None:
+    source = "import time\nwhile time.process_time() < 0.1: pass\ntime.sleep(0.6)\nprint(6)"
+    outcome = run_tests(source, "python", TWICE[:1] * 6, Limits(test_s=0.5), pool=sandboxes)
+    assert outcome == Verdict.WRONG and outcome.statuses.count(Status.PASSED) <= 2
 
 
-def test_limits_by_name(sandboxes: SandboxPool) -> None:
-    assert run_tests("print(2 * int(input()))", "python", TWICE, {"test_s": 2}, pool=sandboxes) == Verdict.CORRECT
+def test_what_cannot_be_run_is_told(sandboxes: SandboxPool) -> None:
     with pytest.raises(DataError, match="test_seconds"):
         run_tests("", "python", TWICE, {"test_seconds": 2}, pool=sandboxes)
+    with pytest.raises(DataError, match="rust"):
+        run_tests("", "rust", TWICE, pool=sandboxes)  # type: ignore[arg-type]
+    for head in ("template<class T> T f(T x)", "auto f(int x)"):
+        with pytest.raises(DataError, match="head of the function"):
+            run_tests("", "cpp", Assertions("int main() { assert(f(2) == 4); }", f"{head} {{\n"), pool=sandboxes)
+    for tests, language in (
+        ([CallTest("f", [], 1)], "python"),
+        ({"language": "cpp", "input": "1", "output": "1"}, "cpp"),
+    ):
+        other = run_tests("", {"python": "cpp", "cpp": "python"}[language], tests, pool=sandboxes)  # type: ignore[arg-type]
+        assert other == Verdict.WRONG and f"tests are for {language}" in other.reason
+    assert run_tests("x" * (1 << 21), "python", TWICE, pool=sandboxes) == Verdict.WRONG
+    for code in ("x = 1", "assert f("):  # as no data set may have them
+        assert run_tests("def f(x): return 6", "python", Assertions(code), pool=sandboxes) == Verdict.UNVERIFIABLE
+    assert [*Sandbox(imports=("math", "numpyy")).own_contradictions()] == [
+        "reward.sandbox.imports has 'numpyy', no module of Python's standard library: leave it out"
+    ]
 
 
-BITS = "#include <bits/stdc++.h>\nusing namespace std;\n"
+def test_outputs_of_python_programs(sandboxes: SandboxPool) -> None:
+    """What is printed or returned, without comparing it."""
 
+    def outputs(source: str, *tests: Any, **limits: float) -> list[Any]:
+        return run_outputs(source, "python", list(tests), Limits(**limits), pool=sandboxes)  # type: ignore[arg-type]
 
-@needs_compiler
-def test_cpp_programs(sandboxes: SandboxPool) -> None:
-    good = BITS + "int main() { long x; cin >> x; cout << 2 * x << endl; }"
-    assert run_tests(good, "cpp", TWICE, pool=sandboxes).statuses == [Status.PASSED] * 2
-    assert run_tests(good.replace("2 *", "3 *"), "cpp", TWICE, pool=sandboxes).statuses == [Status.WRONG] * 2
-    deep = (
-        BITS
-        + "int f(int n) { return n ? 1 + f(n - 1) : 0; }\n"
-        + "int main() { thread([] { cout << f(20000) << endl; }).join(); }"
+    printed = outputs("print(12 // int(input()))", *(StdioTest(f"{number}\n", "wrong\n") for number in (3, 0, 7)))
+    assert [(output.status, output.printed) for output in printed[::2]] == [("passed", b"4\n"), ("passed", b"1\n")]
+    assert printed[1].status is Status.ERROR
+    source = (
+        "class Own: pass\ndef f(x):\n    if x == 1: return (1, {2: {3}}, 'ü', 2.5)\n    if x == 2: raise ValueError\n"
+        "    if x == 3: return Own()\n    if x == 4: exit(0)\ndef g(items):\n    items.sort()"
     )
-    assert run_tests(deep, "cpp", [StdioTest("", "20000")], pool=sandboxes) == Verdict.CORRECT
-    found = run_tests("int main() {", "cpp", TWICE, pool=sandboxes)
-    assert found.statuses == [Status.COMPILE, Status.SKIPPED] and "expected" in found.reason
-    assert run_tests("    return {a[0]};\n}", "cpp", FIRST, pool=sandboxes) == Verdict.CORRECT
-    whole = "#include <vector>\nvector<int> first(vector<int> a, string s) {\n    return {a[0]};\n}"
-    assert run_tests(whole, "cpp", FIRST, pool=sandboxes) == Verdict.CORRECT
-    assert run_tests("    return a;\n}", "cpp", FIRST, pool=sandboxes) == Verdict.WRONG
-    alone = Assertions("#include <assert.h>\nint main() { assert(f(2) == 4); return 0; }", "int f(int x) {")
-    assert run_tests("int f(int x) { return x * x; }", "cpp", alone, pool=sandboxes) == Verdict.CORRECT
-    assert run_tests("int f(int x) { __builtin_exit(0); }", "cpp", alone, pool=sandboxes) == Verdict.WRONG
+    results = outputs(
+        source, *(CallTest("f", [number], None) for number in (1, 2, 3, 4)), CallTest("g", [[2, 1]], None)
+    )
+    assert [output.status for output in results] == ["passed", "error", "wrong", "error", "passed"]
+    assert results[0].value == (1, {2: {3}}, "ü", 2.5) and (results[4].value, results[4].changed) == (None, [[1, 2]])
+    slow = outputs("while True: pass", *[StdioTest("", "")] * 4, test_s=0.3)
+    assert [output.status for output in slow] == ["timeout", "timeout", "not run", "not run"]
+    for source in ("a\0b", "print("):
+        assert [output.status for output in outputs(source, StdioTest("", ""))] == ["error"]
+    only_cpp = [StdioTest("1", "1", language="cpp")] * 2
+    assert [output.status for output in outputs("print(input())", *only_cpp)] == ["error"] * 2
+    with pytest.raises(DataError, match="assertions"):
+        outputs("x = 1", "assert x == 1")
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    "row", [*read_table("verify/cheats", kind="cpp"), *read_table("verify/cheats", kind="patch")], ids=by_name
-)
-def test_cpp_cheats_against_assertions(sandboxes: SandboxPool, row: dict[str, str]) -> None:
-    outcome = run_tests(row["program"], "cpp", FIRST, Limits(test_s=1.0), pool=sandboxes)
-    assert outcome.verdict is Verdict.WRONG, outcome
-    assert row["kind"] == "cpp" or outcome.status is not Status.COMPILE, outcome
-
-
-@needs_compiler
-@pytest.mark.parametrize("row", read_table("verify/cheats", kind="right"), ids=by_name)
-def test_right_cpp_programs_pass_although_their_code_is_closed(sandboxes: SandboxPool, row: dict[str, str]) -> None:
-    for code, verdict in ((row["test"], Verdict.CORRECT), (row["test"].replace("==", "!="), Verdict.WRONG)):
-        assert run_tests(row["program"], "cpp", Assertions(code, row["prefix"]), pool=sandboxes) == verdict
+def test_outputs_of_cpp_programs(sandboxes: SandboxPool) -> None:
+    source = "#include <iostream>\nint main() { int n; std::cin >> n; std::cout << 2 * n << std::endl; }"
+    tests = [StdioTest("4", ""), StdioTest("5", "")]
+    results = asyncio.run(in_thread(run_outputs, source, "cpp", tests, pool=sandboxes))
+    assert [output.printed for output in results] == [b"8\n", b"10\n"]
+    assert [output.status for output in run_outputs("int main() {", "cpp", tests, pool=sandboxes)] == [
+        "compile error"
+    ] * 2
 
 
 @needs_compiler
 def test_a_host_without_static_libraries_runs_other_cpp_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpp, "missing_library", lambda: "libc.a")
-    sandboxes = SandboxPool(1, shared_folder=cpp.cache_folder())
-    tests, source = [StdioTest("", "6")], '#include <cstdio>\nint main() { puts("6"); }'
-    assert run_tests(source, "cpp", tests, pool=sandboxes) == Verdict.CORRECT
-    found = run_tests("    return {a[0]};\n}", "cpp", FIRST, pool=sandboxes)
-    assert found.verdict is Verdict.UNVERIFIABLE and "libc.a is not installed" in found.reason
-    sandboxes.close()
+    pool = SandboxPool(1, shared_folder=cpp.cache_folder())
+    source = '#include <cstdio>\nint main() { puts("6"); }'
+    assert run_tests(source, "cpp", [StdioTest("", "6")], pool=pool) == Verdict.CORRECT
+    outcome = run_tests("    return {a[0]};\n}", "cpp", FIRST, pool=pool)
+    pool.close()
+    assert outcome.verdict is Verdict.UNVERIFIABLE and "libc.a is not installed" in outcome.reason
 
 
-def rows(folder: Path, name: str) -> list[dict[str, Any]]:
-    path = folder / name
-    with gzip.open(path, "rt") if name.endswith(".gz") else open(path, encoding="utf-8") as file:
-        return [row for row in map(json.loads, file) if not row["meta"].get("skip")]
+NAMESPACES_ONLY = ("outside", "canary", "disk", "program", "accounts", "processes", "parent's", "state", "link")
+LANDLOCK_ONLY = ("outside", "kill", "fork", "exec", "ptrace", "socket", "disk", "canary", "program", "symlink")
 
 
-def break_returns(row: dict[str, Any]) -> str:
-    """The solution with another value in every `return`."""
-    tree = ast.parse(row["tests"].get("prefix", "") + row["solution"])
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Return):
-            node.value = ast.Constant("broken")
-    return ast.unparse(tree)
+def attacks() -> Iterator[Any]:
+    """(isolation, attack); given the input "3" each must print "6", and none does so honestly.
+
+    Time and memory are limited, and system calls filtered, alike on all kinds of isolation and in both languages: so
+    most attacks run with namespaces, and on the other kinds Python's that try what these hold off.
+    """
+    for row in read_table("verify/attacks"):
+        name, timed = row["name"], row["statuses"] == ["timeout"] or "bomb" in row["name"]
+        others = row["language"] == "python" or "parent" in name
+        kinds = ["namespaces"]
+        kinds += ["namespaces only"] * (others and any(word in name for word in NAMESPACES_ONLY))
+        kinds += ["landlock only"] * (others and not timed and any(word in name for word in LANDLOCK_ONLY))
+        marks = [pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")] * (
+            row["language"] == "cpp"
+        )
+        yield from (pytest.param(kind, row, id=f"{row['language']}, {kind}: {name}", marks=marks) for kind in kinds)
 
 
-# every so many-th row; with MAESTRALE_ALL_REFERENCES=1 all of them, in about a minute (C++: five)
-SAMPLES = [("mbpp.jsonl.gz", 40, "python"), ("humaneval.jsonl", 16, "python"), ("humaneval_cpp.jsonl", 54, "cpp")]
+@pytest.fixture(scope="module")
+def walls(request: pytest.FixtureRequest) -> Iterator[SandboxPool]:
+    """One lease runs all attacks on one kind of isolation: one that broke its sandbox would fail those after."""
+    namespaces, landlock = request.param != "landlock only", request.param != "namespaces only"
+    with tempfile.TemporaryDirectory(prefix="attacks-", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
+        Path(folder).chmod(0o755)
+        patch.setattr(tempfile, "tempdir", folder)  # sandboxes of other tests at the same time are elsewhere
+        pool = opened(namespaces=namespaces, landlock=landlock, shared_folder=cpp.cache_folder())
+        yield pool
+        pool.close()
 
 
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize(("name", "step", "language"), SAMPLES)
-def test_references_pass_and_broken_ones_fail(
-    sandboxes: SandboxPool, data_folder: Path, name: str, step: int, language: Any
-) -> None:
-    if language == "cpp" and not shutil.which("g++"):
-        pytest.skip("g++ is not installed")
-    step = 1 if os.environ.get("MAESTRALE_ALL_REFERENCES") else step
-    for row in rows(folder=data_folder, name=name)[::step]:
-        limits = Limits(test_s=12)  # one reference works for 3.5 s even on a quiet machine
-        found = run_tests(row["solution"], language, row["tests"], limits, pool=sandboxes)
-        if "boost/any.hpp: No such file" in found.reason or "undefined reference to `MD5_Init'" in found.reason:
-            continue  # three C++ rows need libraries that few machines have
-        assert found.verdict is Verdict.CORRECT, (row["id"], found)
-        if language == "python":
-            found = run_tests(break_returns(row), language, row["tests"], pool=sandboxes)
-            assert found == Verdict.WRONG or "return" not in row["solution"], (row["id"], found)
+def traces(pool: SandboxPool) -> tuple[int, list[str]]:
+    """How many processes are in and under the sandboxes, and the files beside theirs."""
+    leases = [psutil.Process(lease.candidate.process.pid) for lease in pool._all]
+    return sum(len(process.children(recursive=True)) for process in leases), sorted(os.listdir(tempfile.gettempdir()))
 
 
-def test_slow_tests_are_not_all_sat(sandboxes: SandboxPool) -> None:
-    found = run_tests("while 1: pass", "python", TWICE * 5, Limits(test_s=0.5), pool=sandboxes)
-    assert found.statuses == [Status.TIMEOUT] * 2 + [Status.SKIPPED] * 8 and found.status is Status.TIMEOUT
-
-
-def test_unknown_language_and_kind_are_clear_errors(sandboxes: SandboxPool) -> None:
-    with pytest.raises(DataError, match="rust"):
-        run_tests("", "rust", TWICE, pool=sandboxes)  # type: ignore[arg-type]
-    other = run_tests("", "cpp", [CallTest("f", [], 1)], pool=sandboxes)
-    assert other == Verdict.WRONG and "tests are for python" in other.reason
-    assert run_tests("x" * (1 << 21), "python", TWICE, pool=sandboxes) == Verdict.WRONG
-    assert run_tests("a\0b", "python", TWICE, pool=sandboxes) == Verdict.WRONG
-
-
-def test_host_that_cannot_isolate_refuses_unless_told_otherwise() -> None:
-    bare = SandboxPool(1, namespaces=False, landlock=False)
-    found = run_tests("print(2 * int(input()))", "python", TWICE, pool=bare)
-    assert found.verdict is Verdict.SANDBOX_REFUSED and not found.graded and "neither" in found.reason
-    bare.close()
-    unsafe = SandboxPool(1, namespaces=False, landlock=False, unsafe=True)
-    assert run_tests("print(2 * int(input()))", "python", TWICE, pool=unsafe) == Verdict.CORRECT
-    assert "namespaces none, Landlock none" in describe_isolation(unsafe)
-    unsafe.close()
-
-
-def test_killed_box_is_replaced_and_counted() -> None:
-    sandboxes = SandboxPool(1)
-    with sandboxes.acquire() as lease:
-        victim = lease.candidate.process
-    os.killpg(victim.pid, signal.SIGKILL)
-    assert run_tests("print(2 * int(input()))", "python", TWICE, pool=sandboxes) == Verdict.CORRECT
-    assert sandboxes.counts["lost"] == 1 and sandboxes.counts["started"] == 2
-    sandboxes.close()
-    assert not psutil.pid_exists(victim.pid)
-
-
-def test_stopped_box_is_replaced_at_the_deadline() -> None:
-    sandboxes = SandboxPool(1)
-    with sandboxes.acquire() as lease:
-        inner = psutil.Process(lease.candidate.process.pid).children()
-    inner[0].suspend()
-    assert run_tests("print(2 * int(input()))", "python", TWICE, Limits(test_s=0.5), pool=sandboxes) == Verdict.CORRECT
-    assert sandboxes.counts["lost"] == 1 and not inner[0].is_running()
-    sandboxes.close()
-
-
-def test_event_loop_goes_on_while_programs_run_and_nothing_is_left() -> None:
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
-
-    async def use() -> int:
-        sandboxes, turns = SandboxPool(2), 0
-        slow = "import time\ntime.sleep(0.5)\nprint(2 * int(input()))"
-        runs = asyncio.gather(*(in_thread(run_tests, slow, "python", TWICE, pool=sandboxes) for _ in range(2)))
-        while not runs.done():
-            await asyncio.sleep(0.01)
-            turns += 1
-        assert [result.verdict for result in await runs] == [Verdict.CORRECT] * 2
-        sandboxes.close()
-        return turns
-
-    assert asyncio.run(use()) > 5
-    assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
-
-
-def test_close_during_a_run_ends_it() -> None:
-    sandboxes, found = SandboxPool(1), []
-
-    def use() -> None:
-        try:
-            run_tests("while 1: pass", "python", TWICE, Limits(test_s=30), pool=sandboxes)
-        except RunError as error:
-            found.append(str(error))
-
-    thread = threading.Thread(target=use)
-    thread.start()
-    while not sandboxes._all:
-        time.sleep(0.01)
-    sandboxes.close()
-    thread.join()
-    assert "closed" in found[0] and not sandboxes._all
-
-
-def test_many_threads_share_the_boxes(sandboxes: SandboxPool) -> None:
-    found: list[bool] = []
-
-    def use(n: int) -> None:
-        test = [StdioTest(f"{n}\n", f"{2 * n}\n")]
-        found.append(run_tests("print(2 * int(input()))", "python", test, pool=sandboxes) == Verdict.CORRECT)
-
-    threads = [threading.Thread(target=use, args=(n,)) for n in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [True] * 16
-
-
-@pytest.mark.parametrize("namespaces", [True, False])
-def test_boxes_die_with_a_killed_owner(namespaces: bool, tmp_path: Path) -> None:
-    program = (
-        "from verify.code.runner import *; from verify.code.tests import *\n"
-        "import verify.code.runner as p, psutil, threading, time\n"
-        f"p._sandboxes = p.SandboxPool(1, namespaces={namespaces})\n"
-        "threading.Thread(target=run_tests, args=('while 1: pass', 'python', [StdioTest('', '')], Limits(test_s=60)),"
-        " daemon=True).start()\n"
-        "while len(below := psutil.Process().children(recursive=True)) < 3: time.sleep(0.05)\n"
-        "print(*[process.pid for process in below], flush=True)\ntime.sleep(60)"
-    )
-    variables = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT) + ":" + os.environ.get("PYTHONPATH", "")}
-    with subprocess.Popen(
-        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True, env=variables
-    ) as owner:
-        assert owner.stdout
-        pids = [int(pid) for pid in owner.stdout.readline().split()]
-        owner.kill()
-    assert len(pids) == 3
-    limit = time.perf_counter() + 120
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
-        assert time.perf_counter() < limit, "a sandbox outlived its owner"
-        time.sleep(0.05)
-    while list(tmp_path.iterdir()):
-        assert time.perf_counter() < limit, "a sandbox left its folder"
-        time.sleep(0.05)
+@pytest.mark.parametrize(("walls", "row"), attacks(), indirect=["walls"])
+def test_attack(walls: SandboxPool, open_folder: Path, row: dict[str, Any]) -> None:
+    """{canary} stands for a file outside that any user may read and write, in a folder open to all."""
+    canary = open_folder / "canary"
+    canary.write_text("6\n")
+    canary.chmod(0o666)
+    # 64 MiB are filled in .03 s (the usual 300 MB on a busy machine in .5): so memory ends it, not time
+    memory = 64 << 20 if row["language"] == "cpp" and row["name"].startswith("memory") else Limits().memory_bytes
+    limits, before = Limits(test_s=0.5, compile_s=3.0, memory_bytes=memory), traces(walls)
+    source = row["program"].replace("{canary}", str(canary))
+    outcome = run_tests(source, row["language"], [StdioTest("3\n", "6\n")], limits, pool=walls)
+    assert outcome.verdict is Verdict.WRONG and outcome.status in row["statuses"], outcome
+    assert canary.read_text() == "6\n" and os.listdir(open_folder) == ["canary"]
+    assert traces(walls) == before and before[0] == 1 and walls.counts["lost"] == 0

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from shared.errors import DataError
-from shared.jsonl import read_rows
 from shared.sections import Data
-from tests.published import READ_AS, SETS, Published
+from tests.published import READ_AS, SETS
 from tests.tables import read_table
 from trainer.data.problem_file import read_problems
 from verify.__main__ import main as verify
@@ -29,11 +28,11 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 @pytest.mark.parametrize("name", SETS)
 def test_each_published_set_is_read_as_it_is(name: str, tmp_path: Path) -> None:
     rows = SETS[name]
-    found = read_problems(write(tmp_path / "rows.jsonl", [each.row for each in rows]), "data.train")
-    assert len(found.problems) == len(rows) and not found.warnings
+    result = read_problems(write(tmp_path / "rows.jsonl", [each.row for each in rows]), "data.train")
+    assert len(result.problems) == len(rows) and not result.warnings
     if name != "aime":
-        assert found.shapes == {READ_AS[name]: len(rows)}
-    for problem, each in zip(found.problems, rows, strict=True):
+        assert result.shapes == {READ_AS[name]: len(rows)}
+    for problem, each in zip(result.problems, rows, strict=True):
         assert "Answer:" not in problem.text and "[ASSESS]" not in problem.text and "####" not in problem.answer
         assert problem.tests if problem.domain == "code" else f"{{{int(problem.answer)}}}" in each.right
         assert sum(reader.fits(each.row) for reader in READERS) <= 1, "no row is of two shapes"
@@ -42,64 +41,49 @@ def test_each_published_set_is_read_as_it_is(name: str, tmp_path: Path) -> None:
 
 
 def test_the_launch_says_which_reader_read_the_file(tmp_path: Path) -> None:
-    rows = [SETS[name][0].row for name in ("gsm8k", "numina", "mbpp")]
-    found = read_problems(write(tmp_path / "rows.jsonl", rows * 2), "data.train")
+    path = write(tmp_path / "rows.jsonl", [SETS[name][0].row for name in ("gsm8k", "numina", "mbpp")] * 2)
     line = "data.train: 6 problems read: 2 as worked solutions (GSM8K, MATH), 2 as our own form, 2 as MBPP"
-    assert found.read_as == line
+    assert read_problems(path, "data.train").read_as == line
     path = write(tmp_path / "rows.jsonl", [SETS["numina"][0].row])
     assert read_problems(path, "data.train").read_as == "data.train: 1 problems read"
 
 
-def graded(tmp_path: Path, rows: list[tuple[str, Published]]) -> dict[tuple[str, int, str], str]:
-    """(set, place, "right" or "wrong") -> verdict of `python -m verify`."""
-    keys = [(name, place, kind) for place, (name, _) in enumerate(rows) for kind in ("right", "wrong")]
-    asked = [each.row | {"response": response} for _, each in rows for response in (each.right, each.wrong)]
-    out = tmp_path / "out.jsonl"
-    assert verify([str(write(tmp_path / "in.jsonl", asked)), "--out", str(out), "--workers=2"]) == 0
-    verdicts = [json.loads(line)["reward"]["verdict"] for line in out.read_text().splitlines()]
-    return dict(zip(keys, verdicts, strict=True))
-
-
 @pytest.mark.slow
 def test_the_right_solution_of_each_set_is_paid_and_a_wrong_one_is_not(tmp_path: Path) -> None:
-    verdicts = graded(tmp_path, [(name, each) for name in sorted(SETS) for each in SETS[name][2:6]])
-    wrong = {key: verdict for key, verdict in verdicts.items() if verdict != {"right": "correct"}.get(key[2], "wrong")}
-    assert not wrong
+    chosen = [(name, each) for name in sorted(SETS) for each in SETS[name][2:4]]
+    asked = [each.row | {"response": response} for _, each in chosen for response in (each.right, each.wrong)]
+    out = tmp_path / "out.jsonl"
+    assert verify([str(write(tmp_path / "in.jsonl", asked)), "--out", str(out), "--workers=1"]) == 0
+    verdicts = [json.loads(line)["reward"]["verdict"] for line in out.read_text().splitlines()]
+    pairs = zip(verdicts[::2], verdicts[1::2], strict=True)
+    names = [name for name, _ in chosen]
+    assert [*zip(names, pairs, strict=True)] == [(name, ("correct", "wrong")) for name in names]
 
 
-@pytest.mark.parametrize("case", read_table("verify/published_rows", kind="read"), ids=str)
+@pytest.mark.parametrize("case", read_table("verify/published_rows"), ids=lambda case: str(case)[:90])
 def test_neighbours_of_the_shapes(case: dict[str, Any]) -> None:
-    problem = read_problem(case["row"], "rows.jsonl:1")
-    assert (problem.text, problem.answer, problem.domain) == (QUESTION, case["answer"], "math")
-
-
-@pytest.mark.parametrize("case", read_table("verify/published_rows", kind="own form"), ids=str)
-def test_our_own_form_wins(case: dict[str, Any]) -> None:
-    assert to_native(case["row"], "row 1") == (case["row"], NATIVE)
-
-
-@pytest.mark.parametrize("case", read_table("verify/published_rows", kind="refused"), ids=lambda case: case["message"])
-def test_rows_that_are_not_beyond_doubt_are_refused_with_a_repair(case: dict[str, Any]) -> None:
-    with pytest.raises(DataError, match=case["message"]) as error:
-        read_problem(case["row"], "rows.jsonl:1")
-    assert str(error.value).count("rows.jsonl:1") == 1, "the place is told once"
+    """Those that are read, those in our own form, which wins, and those that are not beyond doubt."""
+    if case["kind"] == "own form":
+        assert to_native(case["row"], "row 1") == (case["row"], NATIVE)
+    elif case["kind"] == "read":
+        problem = read_problem(case["row"], "rows.jsonl:1")
+        assert (problem.text, problem.answer, problem.domain) == (QUESTION, case["answer"], "math")
+    else:
+        with pytest.raises(DataError, match=case["message"]) as error:
+            read_problem(case["row"], "rows.jsonl:1")
+        assert str(error.value).count("rows.jsonl:1") == 1, "the place is told once"
 
 
 def test_columns_of_the_users_own(tmp_path: Path) -> None:
     rows = [{"q": QUESTION, "truth": {"value": "6"}, "rate": 0.5, "answer": "not this"}]
-    columns = {"problem": "q", "answer": "truth.value", "pass_rate": "rate"}
-    [problem] = read_problems(write(tmp_path / "rows.jsonl", rows), "data.train", Data(columns=columns)).problems
+    data = Data(columns={"problem": "q", "answer": "truth.value", "pass_rate": "rate"})
+    [problem] = read_problems(write(tmp_path / "rows.jsonl", rows), "data.train", data).problems
     assert (problem.text, problem.answer, problem.pass_rate) == (QUESTION, "6", 0.5)
-    native = [{"problem": QUESTION, "answer": "6"}]
-    path = write(tmp_path / "native.jsonl", native)
-    assert read_problems(path, "data.validation", Data(columns=columns)).problems, (
-        "a file in our own form needs none of them"
-    )
+    path = write(tmp_path / "native.jsonl", [{"problem": QUESTION, "answer": "6"}])
+    assert read_problems(path, "data.validation", data).problems, "a file in our own form needs none of them"
     with pytest.raises(DataError, match="data.columns names 'q', and no row of .* has this column: they have 'answer'"):
-        read_problems(path, "data.train", Data(columns=columns))
-    with pytest.raises(
-        DataError, match=r"data\.columns\.problem = 'queston', .* no such column: is 'question' meant\?"
-    ):
+        read_problems(path, "data.train", data)
+    with pytest.raises(DataError, match=r"data\.columns\.problem = 'queston', .* is 'question' meant\?"):
         renamed({"question": QUESTION}, {"problem": "queston"}, "rows.jsonl:1")
     gsm8k = SETS["gsm8k"][0].row
     assert to_native(renamed(gsm8k, {"problem": "question"}, ""), "")[0] == to_native(gsm8k, "")[0]
@@ -116,28 +100,6 @@ def test_missing_cells_of_pandas_are_missing() -> None:
     assert (problem.pass_rate, problem.language, problem.id) == (None, "en", "rows.jsonl:1")
     with pytest.raises(DataError, match="'answer' is nan"):
         read_problem(row | {"answer": float("nan")}, "rows.jsonl:1")
-
-
-def rebuilt(name: str, row: dict[str, Any]) -> dict[str, Any]:
-    """A row of the real set with its published columns."""
-    if name == "gsm8k_test":
-        return {"question": row["problem"], "answer": f"{row['solution']}\n#### {row['answer']}"}
-    if name == "math500":
-        return {key: row[key] for key in ("problem", "solution", "level", "subject")}
-    if name == "deepmath_sample":
-        return {"question": row["problem"], "final_answer": row["answer"], "difficulty": row["level"], "topic": "x"}
-    return {"ID": row["id"], "Problem": row["problem"], "Answer": int(row["answer"])}
-
-
-@pytest.mark.parametrize("name", ["gsm8k_test", "math500", "deepmath_sample", "aime24"])
-def test_the_real_sets_have_the_answers_that_they_are_known_by(name: str, data_folder: Path, tmp_path: Path) -> None:
-    path = next(data_folder.glob(f"{name}.jsonl*"))
-    known = read_problems(path, "data.train").problems
-    rows = [rebuilt(name, row.fields) for row in read_rows(path)]
-    read = [read_problem(row, "a row") for row in rows]
-    assert [each.text for each in read] == [each.text for each in known]
-    other = [(a.answer, b.answer) for a, b in zip(read, known, strict=True) if a.answer != b.answer]
-    assert len(other) <= 0.01 * len(known), other[:9]
 
 
 @pytest.mark.parametrize("name", SETS)
