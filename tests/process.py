@@ -12,7 +12,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-DEADLINE_S = 150.0
+DEADLINE_S = 600.0
 
 
 def in_fresh_process(function: Callable[..., Any], *arguments: Any) -> Any:

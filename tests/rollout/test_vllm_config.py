@@ -14,7 +14,15 @@ import pytest
 import torch
 
 from rollout import vllm_config
-from rollout.vllm_config import KERNEL_CACHE, THREADS_VARIABLE, close_sockets, prepare_environment, read_stop_tokens
+from rollout.vllm_config import (
+    KERNEL_CACHE,
+    THREADS_VARIABLE,
+    close_sockets,
+    count_at_least,
+    count_ranks_by_row,
+    prepare_environment,
+    read_stop_tokens,
+)
 from shared.errors import ModelError
 from shared.launch.launch_folder import LaunchFolder
 from tests.families import config_of
@@ -61,8 +69,7 @@ print(sizes[-1] - sizes[69])
 """
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(540)
+@pytest.mark.soak  # in make test: the capacity that oneDNN is given, below
 @pytest.mark.skipif(torch.cuda.is_available(), reason="of engines on a CPU")
 @pytest.mark.parametrize("given", ["", "1024"])
 def test_an_engine_does_not_grow_with_the_sizes_of_its_batches(given: str) -> None:
@@ -71,6 +78,16 @@ def test_an_engine_does_not_grow_with_the_sizes_of_its_batches(given: str) -> No
     run = subprocess.run([sys.executable, "-c", PRODUCTS], env=environment, capture_output=True, text=True, check=True)
     grown = int(run.stdout.splitlines()[-1])
     assert grown > 60 if given else grown < 40, "MiB; oneDNN's own capacity would keep 130 more sizes"
+
+
+@pytest.mark.parametrize("given", ["", "1024"])
+def test_onednn_keeps_few_kernels_unless_the_user_wants_more(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setenv(KERNEL_CACHE, given)
+    if not given:
+        monkeypatch.delenv(KERNEL_CACHE)
+    prepare_environment()
+    assert os.environ[KERNEL_CACHE] == (given or "256")
 
 
 def test_vllms_sockets_lie_where_only_this_user_gets(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,3 +141,25 @@ def test_a_model_that_also_sees_needs_torchvision(tmp_path: Path, monkeypatch: p
     with pytest.raises(ModelError, match='only where torchvision is installed.*mode = "sft"') as told:
         vllm_config.make_vllm_config(str(tmp_path), dtype="float32", max_tokens=64, max_sequences=1, cache_bytes=None)
     assert "\n" not in str(told.value)
+
+
+def test_ranks_are_counted_by_hand_and_as_vllm_counts_them() -> None:
+    x = torch.tensor([[-1.0, -3.0, -2.0], [-5.0, -5.0, -0.1], [0.0, float("-inf"), float("-inf")]])
+    values = torch.tensor([[-2.0], [-5.0], [0.0]])
+    counts = count_at_least(x, values)
+    assert counts.tolist() == [2, 3, 1] and counts.dtype == torch.int64
+    logprobs = torch.randn(7, 4099, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+    sampled = logprobs.gather(-1, torch.arange(7)[:, None])
+    assert torch.equal(count_at_least(logprobs, sampled), (logprobs >= sampled).sum(-1))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_vllm_counts_so_unless_it_compiles(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+    prepare_environment()
+    from vllm.v1.sample import sampler
+
+    theirs = object()
+    monkeypatch.setattr(sampler, "batched_count_greater_than", theirs)
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "0" if compiled else "1")
+    count_ranks_by_row()
+    assert sampler.batched_count_greater_than is (theirs if compiled else count_at_least)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -47,7 +44,7 @@ class Buffers:
     def __init__(self) -> None:
         self.held = [-1, -1]
         self.tensors = [{name: torch.zeros(shape) for name, shape in SHAPES} for _ in range(2)]
-        self.broken = ""
+        self.broken, self.looks = "", 0
 
     def write(self, version: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -56,6 +53,7 @@ class Buffers:
         self.held[version % 2] = version
 
     def version_flags(self, buffer: int) -> list[int]:
+        self.looks += 1
         return [self.held[buffer]]
 
     def view(self, buffer: int, names: list[str]) -> torch.Tensor | None:
@@ -84,7 +82,7 @@ def scene() -> Iterator[Scene]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 600
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.001)
@@ -139,8 +137,8 @@ def test_a_half_written_version_is_left_alone(scene: Scene):
     buffers.write(0, 0)
     until(lambda: packed_ahead(loader, 0))
     loader.take(0)
-    buffers.held[1] = -1
-    time.sleep(0.05)
+    buffers.held[1], buffers.looks = -1, 0
+    until(lambda: buffers.looks >= 4)
     assert loader.batch is None
 
 
@@ -163,29 +161,3 @@ def test_a_model_and_a_layout_that_do_not_match_are_refused():
         plan_targets(Model(), plan_layout(SHAPES[:-1], torch.float32, 1))
     with pytest.raises(ModelError, match="no place for .*extra"):
         plan_targets(Model(), plan_layout([*SHAPES, ("extra", (4,))], torch.float32, 1))
-
-
-PACK_AHEAD = """
-import torch
-from tests.rollout.weights import test_cpu as scenes
-
-wide, long = ("up.weight", (192, 64)), ("down.weight", (64, 192))
-scenes.SHAPES = [("embed.weight", (8, 64)), wide, long, ("norm.weight", (64,))]
-torch._C.set_num_threads(1)  # as in an engine process: OpenMP's own number is another, that of OMP_NUM_THREADS
-model, buffers = scenes.Model(), scenes.Buffers()
-x = torch.linspace(-1, 1, 192).view(3, 64)
-model(x)
-layout = scenes.plan_layout(scenes.SHAPES, torch.float32, 1)
-loader = scenes.CpuWeightLoader(scenes.plan_targets(model, layout), buffers, torch.float32)
-buffers.write(0, seed=0)
-scenes.until(lambda: scenes.packed_ahead(loader, 0))
-loader.take(0)
-print(torch.allclose(model(x), buffers.expected(0, x), rtol=1e-3, atol=1e-3))
-"""
-
-
-def test_weights_packed_ahead_have_the_order_of_those_that_were_loaded():
-    """With another number of threads oneDNN packs a weight of 192 x 64 in another order, and the products are wrong."""
-    command, environment = [sys.executable, "-c", PACK_AHEAD], {**os.environ, "OMP_NUM_THREADS": "2"}
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=170)
-    assert found.stdout.strip() == "True", found.stderr[-2000:]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,37 +13,25 @@ import torch
 
 from rollout.weights.proof import WeightProof, compare_probe
 from shared.errors import SyncMismatch
-from tests.rollout.weights.update_scene import UpdateScene, packs, planted, update_scene
+from tests.rollout.test_agreement import FAMILIES, make_folder
+from tests.rollout.tiny_llama import engine_config
+from tests.rollout.weights.update_scene import FaultyLoader, UpdateScene, packs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 LAYER = "model.layers.1."
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+DOWN, KEYS, NORM = (
+    LAYER + name for name in ("mlp.down_proj.weight", "self_attn.k_proj.weight", "input_layernorm.weight")
+)
+DROPPED = r" still of the previous version \(dropped\)$"
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
-    "all linears": (
-        {"skip_packed": ["linears"]},
-        r"self_attn\.q_proj\.weight, .* and \d+ more still of the previous version \(dropped\)$",
-    ),
-    "one linear": (
-        {"skip_packed": [LAYER + "mlp.down_proj.weight"]},
-        r"sent: model\.layers\.1\.mlp\.down_proj\.weight still of the previous version \(dropped\)$",
-    ),
-    "a part of a merged linear": (
-        {"old": [LAYER + "self_attn.k_proj.weight"]},
-        r"sent: model\.layers\.1\.self_attn\.k_proj\.weight still of the previous version \(dropped\)$",
-    ),
-    "the embedding": (
-        {"skip_plain": [EMBEDDING]},
-        r"sent: model\.embed_tokens\.weight still of the previous version \(dropped\)$",
-    ),
-    "a norm": (
-        {"skip_plain": [LAYER + "post_attention_layernorm.weight"]},
-        r"sent: model\.layers\.1\.post_attention_layernorm\.weight still of the previous version \(dropped\)$",
-    ),
-    "the head": (
-        {"skip_packed": ["head"]},
-        r"sent: (model\.embed_tokens|lm_head)\.weight as the head still of the previous version \(dropped\)$",
-    ),
+    "all linears": ({"skip_packed": ["linears"]}, r"self_attn\.q_proj\.weight, .* and \d+ more" + DROPPED),
+    "one linear": ({"skip_packed": [DOWN]}, "sent: " + re.escape(DOWN) + DROPPED),
+    "a part of a merged linear": ({"old": [KEYS]}, "sent: " + re.escape(KEYS) + DROPPED),
+    "the embedding": ({"skip_plain": [EMBEDDING]}, "sent: " + re.escape(EMBEDDING) + DROPPED),
+    "a norm": ({"skip_plain": [NORM]}, "sent: " + re.escape(NORM) + DROPPED),
+    "the head": ({"skip_packed": ["head"]}, r"sent: (model\.embed_tokens|lm_head)\.weight as the head" + DROPPED),
     "a rank's rows": (
         {"old": ["all"], "rank": 1},
         r"sent: the rows of trainer rank 1 in model\.embed_tokens\.weight, .* still of the previous version$",
@@ -54,27 +42,29 @@ MOVES = (0.01, 0.03, 0.1)
 UPDATES = 20
 
 
-def play(folder: Path, family: str, dtype: str, story: Callable[[UpdateScene], Awaitable[None]]) -> None:
-    """Run a story with an engine of its own."""
-
-    async def together() -> None:
-        async with update_scene(folder, family, dtype) as scene:
-            await story(scene)
-
-    asyncio.run(together())
+def started(folder: Path, family: str, dtype: str) -> UpdateScene:
+    decoder, config = make_folder(folder / "model", family), engine_config(max_completion_tokens=8)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
+    return UpdateScene(folder / "model", decoder, config, "rollout.weights.cpu.loader.CpuWeightLoader", FaultyLoader)
 
 
-async def inject(scene: UpdateScene, name: str, share: float) -> None:
-    """An honest update, then the faulty one, of weights that moved by `share`."""
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpdateScene]:
+    dtype = "bfloat16" if packs(torch.bfloat16) else "float32"
+    with closing(started(tmp_path_factory.mktemp("scene"), "LlamaForCausalLM", dtype)) as scene:
+        yield scene
+
+
+def inject(scene: UpdateScene, name: str, share: float) -> str:
+    """An honest update, then the faulty one, of weights that moved by `share`; what the probe alone would have seen."""
     plan, message = FAULTS[name]
     proof, eye = WeightProof(scene.dtype), WeightProof(scene.dtype)
-    for harm in (False, True):
-        scene.move(share)
-        with planted(**plan if harm else {}):
-            published, updates = await scene.update()
-        if not harm:
-            proof.check(published, updates, scene.probe)
-            eye.compare_moves(published[0], updates[0].probe, 0, scene.probe)
+    scene.move(share)
+    published, updates = scene.update()
+    proof.check(published, updates, scene.probe)
+    eye.compare_moves(published[0], updates[0].probe, 0, scene.probe)
+    scene.move(share)
+    published, updates = scene.update(**plan)
     with pytest.raises(SyncMismatch) as found:
         proof.check(published, updates, scene.probe)
     assert re.search(message, str(found.value)), found.value
@@ -85,40 +75,32 @@ async def inject(scene: UpdateScene, name: str, share: float) -> None:
     ):
         try:
             seen.append(f"{check():.1e} passes")
-        except SyncMismatch as error:
-            seen.append(f"{(re.search(r' ([0-9.e+-]+)( apart, above| is above)', str(error)) or ['', '?'])[1]} refused")
-    print(f"{scene.dtype} {name}, {share:.0%}: {str(found.value)[62:150]}; probe alone {seen[0]}, its moves {seen[1]}")
+        except SyncMismatch:
+            seen.append("refused")
+    return f"{scene.dtype} {name}, {share:.0%}: probe alone {seen[0]}, its moves {seen[1]}"
 
 
-def test_each_fault_is_found_at_once_and_named(tmp_path: Path) -> None:
-    async def story(scene: UpdateScene) -> None:
-        for name in FAULTS:
-            await inject(scene, name, MOVES[0])
-
-    play(tmp_path, "LlamaForCausalLM", "bfloat16" if packs(torch.bfloat16) else "float32", story)
+@pytest.mark.parametrize("name", FAULTS)
+def test_each_fault_is_found_at_once_and_named(scene: UpdateScene, name: str) -> None:
+    inject(scene, name, MOVES[0])
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("family", ["LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_fault_by_every_move_is_found_at_once_and_named(tmp_path: Path, family: str, dtype: str) -> None:
     if not packs(getattr(torch, dtype)):
         pytest.skip("vLLM packs no linears of this type on this processor")
-
-    async def story(scene: UpdateScene) -> None:
-        for share in MOVES:
-            for name in FAULTS:
-                await inject(scene, name, share)
-
-    play(tmp_path, family, dtype, story)
+    with closing(started(tmp_path, family, dtype)) as scene:
+        print("\n".join(inject(scene, name, share) for share in MOVES for name in FAULTS))
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("move", ["steps", *MOVES], ids=str)
 def test_200_honest_updates_raise_no_alarm(tmp_path: Path, dtype: str, move: Any) -> None:
-    async def story(scene: UpdateScene) -> None:
-        proof, apart = WeightProof(scene.dtype), list[float]()
+    with closing(started(tmp_path, "Qwen3ForCausalLM", dtype)) as scene:
+        proof, apart = WeightProof(dtype), list[float]()
         start = [parameter.detach().clone() for parameter in scene.decoder.parameters()]
         for _ in range(200):
             if move == "steps":
@@ -126,78 +108,45 @@ def test_200_honest_updates_raise_no_alarm(tmp_path: Path, dtype: str, move: Any
             else:  # around where it began: so many of these in one direction would ruin the model
                 scene.restore(start)
                 scene.move(move)
-            published, updates = await scene.update()
-            apart += [found.moved for found in proof.check(published, updates, scene.probe)]
-        first = [scored.first for scored in proof.scored.values()]
-        print(
-            f"{dtype} {move}: first {first}, moves apart: largest {max(apart[1:]):.2e}, mean {sum(apart[1:]) / 199:.2e}"
-        )
-
-    play(tmp_path, "Qwen3ForCausalLM", dtype, story)
+            apart += [found.moved for found in proof.check(*scene.update(), scene.probe)]
+    print(f"{dtype} {move}: moves apart: largest {max(apart[1:]):.2e}, mean {sum(apart[1:]) / 199:.2e}")
 
 
-async def find(scene: UpdateScene, plan: dict[str, Any], change: Callable[[], None]) -> tuple[int, str]:
-    """Updates until a fault that lasts is found, from the first that changes a value of the wire; what is said then.
-    `change` is called before each."""
-    proof = WeightProof(scene.dtype)
-    scene.move(0.0)
-    proof.check(*await scene.update(), scene.probe)
-    with planted(**plan):
-        for number in range(1, UPDATES + 1):
-            change()
-            try:
-                proof.check(*await scene.update(), scene.probe)
-            except SyncMismatch as error:
-                return number, str(error)
-    return UPDATES + 1, "nothing was found"
+needs_packed_bfloat16 = pytest.mark.skipif(
+    not packs(torch.bfloat16), reason="vLLM packs no bfloat16 linears on this processor"
+)
 
 
-@pytest.mark.skipif(not packs(torch.bfloat16), reason="vLLM packs no bfloat16 linears on this processor")
-def test_a_single_value_that_stayed_stale_is_found_at_once(tmp_path: Path) -> None:
+@needs_packed_bfloat16
+@pytest.mark.parametrize(
+    ("name", "plan"), [(DOWN, "skip_packed"), (KEYS, "skip_packed"), (EMBEDDING, "skip_plain"), (NORM, "skip_plain")]
+)
+def test_a_single_value_that_stayed_stale_is_found_at_once(scene: UpdateScene, name: str, plan: str) -> None:
     """The smallest change that there is: one value by one step of bfloat16, wherever it is."""
-
-    async def story(scene: UpdateScene) -> None:
-        parameters = dict(scene.decoder.named_parameters())
-        for name, plan in (
-            (LAYER + "mlp.down_proj.weight", "skip_packed"),
-            (LAYER + "self_attn.k_proj.weight", "skip_packed"),
-            (EMBEDDING, "skip_plain"),
-            (LAYER + "input_layernorm.weight", "skip_plain"),
-        ):
-            for place in (0, 19, 47, 63):
-                value = parameters[name].data.view(-1)[place : place + 1]
-                done: list[bool] = []
-
-                def change(value: torch.Tensor = value, done: list[bool] = done) -> None:
-                    if not done:
-                        wire = value.to(torch.bfloat16)
-                        value.copy_((wire.view(torch.int16) + 1).view(torch.bfloat16))
-                    done.append(True)
-
-                updates, told = await find(scene, {plan: [name]}, change)
-                assert updates == 1, (name, place, told)
-                assert name in told
-
-    play(tmp_path, "LlamaForCausalLM", "bfloat16", story)
+    for place in (0, 19, 47, 63):
+        parameter, proof = dict(scene.decoder.named_parameters())[name], WeightProof(scene.dtype)
+        value = parameter.data.view(-1)[place : place + 1]
+        proof.check(*scene.update(), scene.probe)
+        value.copy_((value.to(torch.bfloat16).view(torch.int16) + 1).view(torch.bfloat16))
+        published, updates = scene.update(**{plan: [name]})
+        with pytest.raises(SyncMismatch, match=re.escape(name)):
+            proof.check(published, updates, scene.probe)
 
 
-@pytest.mark.skipif(not packs(torch.bfloat16), reason="vLLM packs no bfloat16 linears on this processor")
+@needs_packed_bfloat16
 @pytest.mark.soak
 def test_what_stayed_stale_through_true_steps_is_found_within_20_updates(tmp_path: Path) -> None:
-    async def story(scene: UpdateScene) -> None:
+    with closing(started(tmp_path, "Qwen3ForCausalLM", "bfloat16")) as scene:
         for name, parameter in list(scene.decoder.named_parameters()):
-            wire = parameter.detach().to(torch.bfloat16)
-            changed: list[bool] = []
-
-            def change(
-                parameter: torch.Tensor = parameter, wire: torch.Tensor = wire, changed: list[bool] = changed
-            ) -> None:
-                scene.step()
-                changed.append(not torch.equal(parameter.to(torch.bfloat16), wire))
-
+            wire, proof, changed, told = parameter.detach().to(torch.bfloat16), WeightProof(scene.dtype), False, ""
             plan = "skip_packed" if parameter.ndim == 2 and name != EMBEDDING else "skip_plain"
-            updates, told = await find(scene, {plan: [name if name != HEAD else "head"]}, change)
-            print(f"{name}: {sum(changed)} of {len(changed)} updates changed it; found at {updates}")
-            assert name in told if any(changed[:UPDATES]) and updates <= UPDATES else not any(changed), (name, told)
-
-    play(tmp_path, "Qwen3ForCausalLM", "bfloat16", story)
+            proof.check(*scene.update(), scene.probe)
+            for _ in range(UPDATES):
+                scene.step()
+                changed = changed or not torch.equal(parameter.to(torch.bfloat16), wire)
+                try:
+                    proof.check(*scene.update(**{plan: [name if name != HEAD else "head"]}), scene.probe)
+                except SyncMismatch as error:
+                    told = str(error)
+                    break
+            assert name in told if changed else told == "", (name, told)
