@@ -1,5 +1,4 @@
-"""Whole launches on two nodes (two agents), with several trainers and engines that meet in any order, and with deaths and
-partitions between them.
+"""Whole launches on two nodes, with trainers and engines that meet in any order, deaths and partitions between them.
 
 pytest --soak -n 0 tests/system/test_nodes.py
 """
@@ -142,7 +141,7 @@ def test_nodes_that_lose_each_other_end_say_so_and_go_on_later(
     agents[0].until_step(3)
     agents[1].remember_processes()
     cut(how)
-    assert all([agent.wait() for agent in agents]), "both sides end with an error"
+    assert 0 not in [agent.wait() for agent in agents], "both sides end with an error"
     print("\n".join(line for agent in agents for line in agent.output.splitlines() if "rank" in line)[-3000:])
     assert [agent.survivors() for agent in agents] == [[], []]
     cut(how, undo=True)

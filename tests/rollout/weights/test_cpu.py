@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import rollout.engine  # noqa: F401 - prepares the environment for vLLM
 
@@ -72,13 +75,19 @@ class Buffers:
 Scene = tuple[Model, Buffers, CpuWeightLoader]
 
 
-@pytest.fixture
-def scene() -> Iterator[Scene]:
+@contextmanager
+def loading() -> Iterator[Scene]:
     model, buffers = Model(), Buffers()
     targets = plan_targets(model, plan_layout(SHAPES, torch.float32, 1))
     loader = CpuWeightLoader(targets, buffers, torch.float32)  # type: ignore[arg-type]
     yield model, buffers, loader
     loader.close()
+
+
+@pytest.fixture
+def scene() -> Iterator[Scene]:
+    with loading() as made:
+        yield made
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -88,54 +97,40 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def packed_ahead(loader: CpuWeightLoader, version: int) -> bool:
-    batch = loader.batch
-    return batch is not None and batch.version == version and len(batch.linears) == 2
+def packed_ahead(loader: CpuWeightLoader) -> bool:
+    return (batch := loader.batch) is not None and len(batch.linears) == 2
 
 
 X = torch.linspace(-1, 1, 48).view(3, 16)
 
 
-def test_a_complete_version_is_packed_ahead_and_changes_the_model_only_when_taken(scene: Scene):
-    model, buffers, loader = scene
-    for version in range(5):
-        before = model(X)
-        buffers.write(version, seed=version)
-        until(lambda version=version: packed_ahead(loader, version))  # type: ignore[misc]
-        assert torch.equal(model(X), before)
-        loader.take(version)
-        assert torch.allclose(model(X), buffers.expected(version, X), rtol=1e-4, atol=1e-4)
-
-
-def test_taking_at_once_gives_the_same_model_as_waiting(scene: Scene):
-    model, buffers, loader = scene
-    for version in range(200):
-        buffers.write(version, seed=version)
-        loader.take(version)  # at any moment of the other thread's work
-    assert torch.allclose(model(X), buffers.expected(199, X), rtol=1e-4, atol=1e-4)
-
-
-def test_a_version_taken_twice_is_read_twice(scene: Scene):
-    model, buffers, loader = scene
-    for seed in range(20):
-        buffers.write(0, seed)
-        loader.take(0)
-        assert torch.allclose(model(X), buffers.expected(0, X), rtol=1e-4, atol=1e-4), seed
-
-
-def test_another_version_than_the_one_packed_ahead_can_be_taken(scene: Scene):
-    model, buffers, loader = scene
-    buffers.write(0, 0)
-    buffers.write(1, 1)
-    until(lambda: packed_ahead(loader, 1))
-    loader.take(0)
-    assert torch.allclose(model(X), buffers.expected(0, X), rtol=1e-4, atol=1e-4)
+@settings(max_examples=30)
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=20))
+def test_the_model_becomes_what_is_taken_and_only_then(steps: list[tuple[bool, bool, bool]]) -> None:
+    """Taken at any moment of the other thread's work, or when it has packed ahead; the newest version, or the one
+    before; once, or again with other values."""
+    with loading() as (model, buffers, loader):
+        version = -1
+        for wait, behind, again in steps:
+            for _ in range(1 + behind):
+                version += 1
+                buffers.write(version, seed=version)
+            before = model(X)
+            if wait:
+                until(lambda: packed_ahead(loader))
+            assert torch.equal(model(X), before)
+            loader.take(version - behind)
+            assert torch.allclose(model(X), buffers.expected(version - behind, X), rtol=1e-4, atol=1e-4)
+            if again:
+                buffers.write(version - behind, seed=1000 + version)
+                loader.take(version - behind)
+                assert torch.allclose(model(X), buffers.expected(version - behind, X), rtol=1e-4, atol=1e-4)
 
 
 def test_a_half_written_version_is_left_alone(scene: Scene):
     _, buffers, loader = scene
     buffers.write(0, 0)
-    until(lambda: packed_ahead(loader, 0))
+    until(lambda: packed_ahead(loader))
     loader.take(0)
     buffers.held[1], buffers.looks = -1, 0
     until(lambda: buffers.looks >= 4)

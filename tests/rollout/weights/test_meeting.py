@@ -1,8 +1,4 @@
-"""The weight transfer over the network alone: in any order of meeting, over throttled links, with engines that die.
-
-Links are throttled by the kernel: each rank lives in a network namespace of its own, whose veth pair to a bridge has a
-token bucket (tc tbf) of 100 MB/s in both directions. That needs root.
-"""
+"""The weight transfer over the network alone: in any order of meeting, with engines that die."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,8 +18,6 @@ import torch.distributed as dist
 from rollout.weights.network import NetworkSender
 from tests.rollout.weights.chain_rank import Play, command
 
-RATE, BURST = 100_000_000, 256 << 10
-"""bytes/s of a link, bytes of its bucket"""
 LARGE_BYTES = 2 * (65536 * 256 + 16 * 2048 * 1024 + 1024)
 SLOT_BYTES = 2 * 65536 * 256
 OTHER_BYTES = 24 << 20
@@ -32,16 +25,14 @@ OTHER_BYTES = 24 << 20
 Rows = list[dict[str, Any]]
 
 
-def run_ranks(folder: Path, *plays: Play, spaces: Sequence[str] = (), deadline_s: float = 800) -> Rows:
+def run_ranks(folder: Path, *plays: Play, deadline_s: float = 800) -> Rows:
     """Run every rank in a process of its own, the trainers first, until all end without an error; they meet in a file
-    of the folder. What they measured, rank by rank. spaces: network namespaces of the ranks."""
+    of the folder. What they measured, rank by rank."""
     agents, told = [], list[str]()
     for rank in range(plays[0].trainers + max(play.engines for play in plays)):
-        inside = ["ip", "netns", "exec", spaces[rank]] if spaces else []
         values = {**os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank)}
-        values |= {"GLOO_SOCKET_IFNAME": "link0"} if spaces else {}
         log = tempfile.TemporaryFile()  # noqa: SIM115 - read below
-        line = [*inside, *command(folder, *plays)]
+        line = command(folder, *plays)
         agents.append((subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT, env=values), log))
     end = time.monotonic() + deadline_s
     try:
@@ -115,60 +106,3 @@ def test_each_trainer_sends_its_rows_once_and_a_receiver_holds_two_tensors(plays
 def test_many_meetings_with_random_delays(tmp_path: Path, play: Play) -> None:
     found = run_ranks(tmp_path, play, deadline_s=1700)
     assert len(found) == play.meetings * (play.trainers + play.engines)
-
-
-def tool(*words: str) -> None:
-    """Run a command; skips the test where it is not allowed."""
-    done = subprocess.run(words, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"no throttled links here: {' '.join(words)}: {done.stderr.strip()}")
-
-
-@pytest.fixture
-def links() -> Iterator[list[str]]:
-    """Names of six network namespaces on one bridge, each behind a link of RATE in both directions."""
-    if os.geteuid() != 0:
-        pytest.skip("network namespaces are needed: run this as root")
-    names = [f"mlink{number}" for number in range(6)]
-    switch = "mswitch"
-    limit = ("tbf", "rate", f"{8 * RATE}bit", "burst", str(BURST), "latency", "50ms")
-
-    def remove() -> None:
-        for name in [*names, switch]:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)
-
-    remove()
-    try:
-        tool("ip", "netns", "add", switch)
-        tool("ip", "-n", switch, "link", "add", "dev", "bridge0", "type", "bridge")
-        tool("ip", "-n", switch, "link", "set", "bridge0", "up")
-        for number, name in enumerate(names):
-            tool("ip", "netns", "add", name)
-            port = f"port{number}"
-            tool("ip", "-n", switch, "link", "add", "dev", port, "type", "veth", "peer", "name", "link0", "netns", name)
-            tool("ip", "-n", switch, "link", "set", port, "master", "bridge0", "up")
-            tool("ip", "-n", name, "addr", "add", f"10.213.72.{number + 1}/24", "dev", "link0")
-            for device in ("lo", "link0"):
-                tool("ip", "-n", name, "link", "set", device, "up")
-            tool("ip", "netns", "exec", switch, "tc", "qdisc", "add", "dev", port, "root", *limit)
-            tool("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "link0", "root", *limit)
-        yield names
-    finally:
-        remove()
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(900)
-def test_delivery_over_throttled_links_takes_as_long_to_four_engines_as_to_one(
-    tmp_path: Path, links: list[str]
-) -> None:
-    slowest = {}
-    for engines in (1, 2, 4):
-        (folder := tmp_path / str(engines)).mkdir()
-        found = run_ranks(folder, Play(2, engines, versions=4, large=True), spaces=links)
-        versions = zip(*(one["seconds"] for one in found[2:]), strict=True)
-        slowest[engines] = min(max(of_engines) for of_engines in list(versions)[1:])  # the first has the meeting in it
-        assert sum(one["sent"] for one in found[:2]) == 4 * LARGE_BYTES, "each row leaves its trainer once a version"
-        assert slowest[engines] > 0.9 * LARGE_BYTES / RATE, "the links were not throttled"
-    print(f"seconds of a version by the number of engines: {slowest}")
-    assert max(slowest.values()) < 1.3 * min(slowest.values()), slowest

@@ -143,12 +143,6 @@ class UpdateScene:
             size = parameter.square().mean().sqrt() * share
             parameter.add_(torch.randn(parameter.shape, generator=self.generator) * size)
 
-    @torch.no_grad()
-    def restore(self, weights: list[torch.Tensor]) -> None:
-        """Take up the weights of an earlier time, in the order of the parameters."""
-        for parameter, kept in zip(self.decoder.parameters(), weights, strict=True):
-            parameter.copy_(kept)
-
     def step(self) -> None:
         """A true step of AdamW on random tokens."""
         tokens = torch.randint(3, 256, (64,), generator=self.generator).tolist()
