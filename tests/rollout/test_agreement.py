@@ -37,9 +37,9 @@ TEMPERATURES = (0.6, 1.0, 1.3)
 Found = list[tuple[list[int], Completion]]
 
 
-def make_folder(folder: Path, family: str) -> Decoder:
+def make_folder(folder: Path, family: str, **more: int) -> Decoder:
     """A random model of the family, saved by us; weights large enough that distributions are far from uniform."""
-    config = {**COMMON, **FAMILIES[family], "architectures": [family]}
+    config = {**COMMON, **FAMILIES[family], **more, "architectures": [family]}
     decoder = Decoder(DecoderConfig.from_hf(config))
     initialise(decoder, seed=3)
     with torch.no_grad():

@@ -172,18 +172,23 @@ def test_an_update_aborts_nothing_and_labels_each_token_with_the_version_that_sa
 
 
 @of_an_engine
-def test_seeds_decide_samples_and_the_stop_token_is_kept_and_ends_a_completion(scene: Scene) -> None:
-    async def story() -> list[list[Completion]]:
-        await scene.publish(0)
-        return [await scene.complete([request(0, 400, 2.0, seed=seed) for seed in range(4)]) for _ in range(2)]
+def test_seeds_decide_samples_and_the_stop_token_is_kept_and_ends_a_completion(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def sample() -> list[list[int]]:
+        found = await scene.complete([request(0, 60, 2.0, seed=seed) for seed in range(4)])
+        assert all(len(one.logprobs) == len(one.token_ids) for one in found)
+        assert [one.finish_reason == "stop" for one in found] == [
+            one.token_ids[-1] in scene.engine.stop_token_ids for one in found
+        ]
+        return [one.token_ids for one in found]
 
-    completions, again = scene.run(story())
-    assert [one.token_ids for one in completions] == [one.token_ids for one in again]
-    assert completions[0].token_ids != completions[1].token_ids
-    stopped = [completion for completion in completions if completion.finish_reason == "stop"]
-    assert stopped
-    for completion in stopped:
-        assert completion.token_ids.index(511) == len(completion.token_ids) - 1 == len(completion.logprobs) - 1
+    scene.run(scene.publish(0))
+    whole = scene.run(sample())
+    assert len({tuple(tokens) for tokens in whole}) == 4
+    monkeypatch.setattr(scene.engine, "stop_token_ids", [511, stop := whole[0][30]])
+    expected = [tokens[: (*tokens, stop).index(stop) + 1] for tokens in whole]
+    assert scene.run(sample()) == expected and len(expected[0]) <= 31
 
 
 @of_an_engine

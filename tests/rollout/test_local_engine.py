@@ -1,5 +1,4 @@
-"""A real engine of this process, which has two threads: bounded sampling, weights replaced in place, its death at work
-and asleep, and its end."""
+"""A real engine of this process: bounded sampling, weights replaced in place, its death and its end."""
 
 from __future__ import annotations
 
@@ -17,6 +16,7 @@ from rollout.trial import GIVEN_UP
 from rollout.vllm_config import THREADS_VARIABLE
 from shared.errors import ConfigError, RunError
 from shared.types import Completion
+from tests.rollout.test_agreement import make_folder
 from tests.rollout.tiny_llama import engine_config, random_weights, request, write_model
 
 MAX_SEQUENCES = 4
@@ -88,10 +88,8 @@ async def play(engine: LocalEngine) -> Story:
 def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     warned: list[str] = []
     config = engine_config(max_sequences=MAX_SEQUENCES, max_completion_tokens=60, temperature=1.0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(THREADS_VARIABLE, "2")
-        folder = write_model(tmp_path_factory.mktemp("model"), random_weights(0))
-        return {**asyncio.run(play(LocalEngine(config, str(folder), warned.append))), "warned": warned}
+    folder = write_model(tmp_path_factory.mktemp("model"), random_weights(0))
+    return {**asyncio.run(play(LocalEngine(config, str(folder), warned.append))), "warned": warned}
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -119,3 +117,22 @@ def test_after_its_death_completions_go_on_and_the_next_engine_has_the_weights(s
 def test_what_ends_the_engine_reaches_everyone_and_leaves_no_process(story: Story) -> None:
     commands = [Path(f"/proc/{pid}/cmdline") for pid in story["children"]]
     assert not [path for path in commands if path.exists() and "EngineCore" in path.read_text()]
+
+
+def test_an_engine_of_two_threads_computes_with_the_weights_it_was_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Packed ahead with another number of threads than at its start, weights would lie in another order."""
+    monkeypatch.setenv(THREADS_VARIABLE, "2")
+    decoder = make_folder(tmp_path, "LlamaForCausalLM", intermediate_size=192)
+
+    async def story() -> None:
+        async with LocalEngine(engine_config(), str(tmp_path)) as engine:
+            await engine.follow(list(decoder.named_parameters()))
+            for _ in range(2):
+                with torch.no_grad():
+                    for parameter in decoder.parameters():
+                        parameter.mul_(1.1)
+                await engine.update()  # proved by what the engine computes with
+
+    asyncio.run(story())

@@ -53,6 +53,7 @@ def imitation(tmp_path_factory: pytest.TempPathFactory) -> Imitation:
     settings = {
         "command": "trainer", "mode": "sft", "sft__steps": 70, "sft__batch": 32, "sft__learning_rate": 5e-3,
         "sft__general": str(general), "sft__general_share": 0.02, "evaluate__every": 35, "checkpoint__every": 10,
+        "prepare__options__max_tokens": 400,
     }  # fmt: skip
     killed = Launch(folder, **settings)
     killed.until(lambda: len(killed.metrics("sft")) >= 28)

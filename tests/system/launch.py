@@ -27,7 +27,7 @@ TINY = {
 }  # fmt: skip
 BEGUN: list[Launch] = []
 """all launches of this process"""
-HANG_S = 900.0
+HANG_S = 1500.0
 
 
 def free_port() -> int:

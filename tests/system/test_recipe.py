@@ -24,10 +24,11 @@ def test_supervised_mode_is_evaluated_killed_resumed_and_keeps_its_best(imitatio
     assert imitation.code == 128 + 9 and killed.survivors() == []
     words = ("trainer 0 (rank 1", f"pid {imitation.victim}", "killed by signal 9 (SIGKILL)", "goes on from step")
     assert killed.told(*words), killed.output[-3000:]
-    assert 10 <= second.resumed_from() < len(losses) < 70, "some steps are made again"
-    rows = second.metrics("sft")
-    assert [row["step"] for row in rows] == list(range(1, 71)) and rows[-1]["sft/loss"] < rows[0]["sft/loss"]
-    assert second.losses("sft")[: len(losses)] == losses, "bit for bit"
+    made, resumed, rows = len(losses), second.resumed_from(), second.metrics("sft")
+    assert 10 <= resumed < made < 70, "some steps are made again"
+    assert [row["step"] for row in rows] == [*range(1, made + 1), *range(resumed + 1, 71)]
+    assert second.losses("sft")[made : 2 * made - resumed] == losses[resumed:], "bit for bit"
+    assert rows[-1]["sft/loss"] < rows[0]["sft/loss"]
     for row in rows:
         assert row["sft/tflops_per_device"] > 0 and row["sft/tokens_per_s_per_device"] > 0
         assert row["sft/trainer_peak_bytes"] > 1 << 20

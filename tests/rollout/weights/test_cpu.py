@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import current_thread
 
 import pytest
 import torch
@@ -156,3 +157,14 @@ def test_a_model_and_a_layout_that_do_not_match_are_refused():
         plan_targets(Model(), plan_layout(SHAPES[:-1], torch.float32, 1))
     with pytest.raises(ModelError, match="no place for .*extra"):
         plan_targets(Model(), plan_layout([*SHAPES, ("extra", (4,))], torch.float32, 1))
+
+
+def test_weights_are_packed_ahead_by_as_many_threads_as_the_model_was_loaded_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """OpenMP counts them for each thread; with another number oneDNN packs them in another order than it multiplies."""
+    calls = list[tuple[str, int]]()
+    monkeypatch.setattr(torch._C, "set_num_threads", lambda count: calls.append((current_thread().name, count)))
+    with loading():
+        until(lambda: bool(calls))
+    assert calls == [("weight packing", torch.get_num_threads())]
