@@ -80,7 +80,7 @@ def test_engine_and_trainer_agree_at_every_temperature(tmp_path: Path, family: s
     assert all(torch.equal(value, loaded[name]) for name, value in stored.items()), "what was saved is what is loaded"
 
     async def ask() -> list[Found]:
-        async with LocalEngine(engine_config(max_completion_tokens=24), str(tmp_path / "model")) as engine:
+        async with LocalEngine(engine_config(max_completion_tokens=32), str(tmp_path / "model")) as engine:
             return [await sample(engine, temperature) for temperature in TEMPERATURES]
 
     for temperature, found in zip(TEMPERATURES, asyncio.run(ask()), strict=True):

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import multiprocessing
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +42,13 @@ of_an_engine = pytest.mark.slow
 class Scene:
     """One engine of four sequences attached to one trainer rank, with an event loop of its own."""
 
-    def __init__(self, model_dir: Path):
+    def __init__(self, model_dir: Path, transport: str = "shm"):
         self.runner = asyncio.Runner()
         self.engine = Engine(engine_config(max_sequences=4), str(model_dir), rank=1, engine=0)
         self.engine.outputs.on_finished = lambda ended: None
         self.version, store = -1, dist.HashStore()
         self.run(self.engine.start())
-        self.trainers = Trainers(0, store)
+        self.trainers = Trainers(0, store, transport)
         receiver = WeightReceiver([self.trainers.sender.describe()], 0, store, torch.device("cpu"))
         self.run(self.engine.attach(receiver))
 
@@ -79,14 +80,16 @@ class Scene:
         while len(item.completion.token_ids) < tokens:
             await asyncio.sleep(0.001)
 
+    def close(self) -> None:
+        self.run(self.engine.stop())
+        self.runner.close()
+        self.trainers.sender.close()
+
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    scene = Scene(write_model(tmp_path_factory.mktemp("model"), random_weights(0)))
-    yield scene
-    scene.run(scene.engine.stop())
-    scene.runner.close()
-    scene.trainers.sender.close()
+    with closing(Scene(write_model(tmp_path_factory.mktemp("model"), random_weights(0)))) as scene:
+        yield scene
 
 
 @pytest.fixture
@@ -121,6 +124,32 @@ def test_what_starts_after_an_update_in_flight_is_sampled_by_the_new_weights_on_
     queued, after = scene.run(story())
     assert [span.version for span in queued.spans] == [scene.version]
     assert_computed_with(truth(1), [(request(one.index).prompt_ids, one) for one in (queued, *after)], greedy=True)
+
+
+@pytest.fixture
+def collected() -> Iterator[None]:
+    """Let gloo's groups end in this process, and not in one that a later test forks."""
+    yield
+    gc.collect()
+
+
+@of_an_engine
+@pytest.mark.usefixtures("collected")
+def test_streamed_weights_are_those_of_the_trainers_and_come_again_to_the_next_engine(
+    tmp_path: Path, truth: Callable[[int], LanguageModel]
+) -> None:
+    async def story() -> list[Completion]:
+        await scene.publish(1)
+        before = await scene.complete([request(index) for index in range(2)])
+        assert scene.engine.llm is not None
+        scene.engine.llm.kill()
+        await scene.engine.ended.wait()
+        await scene.engine.restart()
+        return before + await scene.complete([request(index) for index in range(2)])
+
+    with closing(Scene(write_model(tmp_path / "model", random_weights(0)), "network")) as scene:
+        found = scene.run(story())
+    assert_computed_with(truth(1), [(request(one.index).prompt_ids, one) for one in found], greedy=True)
 
 
 @of_an_engine

@@ -1,10 +1,9 @@
 """A rollout rank under fire: its engine is killed again and again by one completion, dies asleep, is stopped, and dies
-once too often; weights come over the network to each engine process, and completions go on from their tokens."""
+once too often; completions go on from their tokens."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
 from collections.abc import AsyncIterator
@@ -17,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from rollout.engine import Engine
 from rollout.trial import GIVEN_UP
 from rollout.weights.proof import PublishedWeights, Updated
 from rollout.worker import EngineRank
@@ -103,23 +103,31 @@ def place(store: dist.Store | None = None) -> Any:
 DEADLY = 3
 """index of the completion that kills its engine"""
 Played = dict[Any, Any]
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 
-async def story(worker: EngineRank, line: Line, trainers: Trainers, folder: Path) -> Played:
-    """Sleep until there are weights; sample; three deaths by one completion; two updates; a death asleep; SIGSTOP."""
-    engine, take_step, played = worker.engine, worker.engine.outputs.take_step, dict[Any, Any]()
+def kill(engine: Engine, number: signal.Signals = signal.SIGKILL) -> None:
+    assert engine.llm is not None
+    os.kill(engine.llm.pids()[0], number)
 
-    def kill(number: signal.Signals = signal.SIGKILL) -> None:
-        assert engine.llm is not None
-        os.kill(engine.llm.pids()[0], number)
+
+def plant_death(engine: Engine) -> None:
+    """Let the engine die whenever the deadly completion has 20 tokens."""
+    take_step = engine.outputs.take_step
 
     def die_of_it(outputs: Any) -> None:
         take_step(outputs)
         for running in engine.outputs.running.values():
             one = running.completion
             if one.group == 1 and one.index == DEADLY and len(one.token_ids) >= 20:
-                kill()
+                kill(engine)
+
+    engine.outputs.take_step = die_of_it  # type: ignore[method-assign]
+
+
+async def story(worker: EngineRank, line: Line, trainers: Trainers, folder: Path) -> Played:
+    """Sleep until there are weights; sample; three deaths by one completion; two updates; a death asleep; SIGSTOP."""
+    engine, played = worker.engine, dict[Any, Any]()
 
     async def snapshot() -> list[Completion]:
         (name,) = await line.call(EngineRank.snapshot, str(folder))
@@ -141,14 +149,12 @@ async def story(worker: EngineRank, line: Line, trainers: Trainers, folder: Path
     line.sample(0)
     played[0] = await line.wait(0)
 
-    engine.outputs.take_step = die_of_it  # type: ignore[method-assign]
     line.sample(1)
     await line.until(lambda: line.of_kind(EngineEnded))
     played["at the first death"] = await snapshot()
     await line.until(lambda: len(line.of_kind(EngineRestarted)) == 2)
     played["after the second"] = [*await snapshot(), *line.finished.values()]
     played[1] = await line.wait(1)
-    engine.outputs.take_step = take_step  # type: ignore[method-assign]
 
     trainers.become(1)  # while engines died nobody asked the trainers; now they publish, and all is as ever
     trainers.sender.write(1)
@@ -162,7 +168,7 @@ async def story(worker: EngineRank, line: Line, trainers: Trainers, folder: Path
     with pytest.raises(RunError, match="no weights of the policy"):
         await worker.generate([request(0)])
     starts = engine.starts
-    kill()
+    kill(engine)
     await engine.ended.wait()
     await snapshot()
     played["started while asleep"] = engine.starts - starts
@@ -170,9 +176,9 @@ async def story(worker: EngineRank, line: Line, trainers: Trainers, folder: Path
     played["update with an empty probe"] = await publish(2, 0, [])
     requests = line.sample(3)
     await line.until(lambda: len(requests[0].completion.token_ids) > 30)
-    kill(signal.SIGSTOP)
+    kill(engine, signal.SIGSTOP)
     played[3] = await line.wait(3)
-    kill()
+    kill(engine)
     return played
 
 
@@ -183,8 +189,9 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
 
     async def play() -> Played:
         config, store, line = engine_config({"sync_s": 16.0}, max_restarts=5), dist.HashStore(), Line()
-        trainers = Trainers(0, store, "network")
+        trainers = Trainers(0, store)
         worker = EngineRank(line, config, place(store), str(write_model(folder / "model", random_weights(5))))
+        plant_death(worker.engine)
         running = asyncio.create_task(worker.run())
         try:
             told = asyncio.create_task(story(worker, line, trainers, folder))
@@ -203,9 +210,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     (folder / "stacks").mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MAESTRALE_STACKS", str(folder / "stacks"))
-        found = asyncio.run(play())
-    gc.collect()  # gloo's groups end in this process, and not in one that a later test forks
-    return {**found, "stacks": [path.name for path in (folder / "stacks").iterdir()]}
+        return {**asyncio.run(play()), "stacks": [path.name for path in (folder / "stacks").iterdir()]}
 
 
 def test_calls_are_answered_and_an_update_says_what_it_brought(self, played: Played) -> None:

@@ -50,17 +50,6 @@ def again(start: Start, first: Launch, folder: Path, **settings: Any) -> Launch:
     return launch
 
 
-def test_soft_values_are_sampled_once_and_kept(start: Start, tmp_path: Path) -> None:
-    settings = {**SHORT, "objective__name": "spo", "objective__value_samples": 2}
-    first = start(tmp_path / "first", **settings).finish()
-    kept = json.loads((first.run_dir / "values.json").read_text())
-    drawn = {group["prompt"]["problem"]["id"] for group in first.groups()}
-    assert drawn <= kept["values"].keys() and all(map(math.isfinite, kept["values"].values()))
-    second = again(start, first, tmp_path / "second", **settings)
-    assert "soft values of" in first.output and "soft values of" not in second.output
-    assert json.loads((second.run_dir / "values.json").read_text()) == kept and numbers(first, 2)["kl/reference"] != 0
-
-
 def test_a_moving_reference_goes_on_from_the_checkpoint_beside_a_teacher(
     start: Start, seasoned: Path, tmp_path: Path
 ) -> None:

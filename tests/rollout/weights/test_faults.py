@@ -43,7 +43,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def started(folder: Path, family: str, dtype: str) -> UpdateScene:
-    decoder, config = make_folder(folder / "model", family), engine_config(max_completion_tokens=8)
+    decoder, config = make_folder(folder / "model", family), engine_config(max_completion_tokens=32)
     config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
     return UpdateScene(folder / "model", decoder, config, "rollout.weights.cpu.loader.CpuWeightLoader", FaultyLoader)
 
