@@ -13,12 +13,12 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-DEADLINE_S = 150.0
+DEADLINE_S = 600.0
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
 """of processes that import this project"""
 
 
-def until(condition: Callable[[], Any], seconds: float = 150.0) -> Any:
+def until(condition: Callable[[], Any], seconds: float = DEADLINE_S) -> Any:
     """Wait for a condition, and return what it gives."""
     end = time.monotonic() + seconds
     while not (result := condition()):

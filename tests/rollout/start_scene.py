@@ -1,4 +1,4 @@
-"""Runs every entry point that starts an engine up to that start, on a machine that seems to have GPUs.
+"""Runs entry points that start an engine up to that start, on a machine that seems to have GPUs.
 
     python start_scene.py FOLDER    with model/ and train.jsonl
 
@@ -24,13 +24,13 @@ import torch
 import vllm.v1.engine.async_llm as async_llm
 from vllm.utils.system_utils import get_mp_context
 
-GPUS, MEMORY = 2, 80 << 30
+FORK, NVML = "VLLM_WORKER_MULTIPROC_METHOD", "PYTORCH_NVML_BASED_CUDA_CHECK"
 asked_early: list[str] = []
 
 
 def watched(name: str, answer: Any) -> Callable[..., Any]:
     def ask(*_: Any) -> Any:
-        if os.environ.get("PYTORCH_NVML_BASED_CUDA_CHECK") != "1":
+        if os.environ.get(NVML) != "1":
             asked_early.append(name)
         return answer
 
@@ -86,42 +86,40 @@ def run_trainer(folder: Path) -> None:
     from shared.launch import rpc, watchdog
     from trainer.rank_process import run_engine
 
-    names = {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1"}
-    os.environ.update(names)
+    os.environ |= {"RANK": "2", "WORLD_SIZE": "3", "LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "3"}
+    os.environ["MASTER_ADDR"] = "127.0.0.1"
     config = Config.model_validate({"model": {"path": str(folder), "dtype": "float32", "max_tokens": 128},
                                     "rollout": {"max_completion_tokens": 32}})  # fmt: skip
     with mock.patch.object(rpc, "EngineLink", Link), mock.patch.object(watchdog, "Pulse", mock.Mock()):
         run_engine(config, dist.HashStore(), folder)
 
 
-def run_module(name: str, *arguments: str) -> None:
-    sys.argv = [name, *arguments]
-    runpy.run_module(name, run_name="__main__", alter_sys=True)
+def run_module(*arguments: str) -> None:
+    sys.argv = list(arguments)
+    runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
 
 
 def main(folder: Path) -> None:
     """All entry points, one after the other."""
     torch.cuda.is_available = watched("is_available", True)
-    torch.cuda.device_count = watched("device_count", GPUS)
-    torch.cuda.get_device_properties = watched("properties", SimpleNamespace(total_memory=MEMORY))  # type: ignore
+    torch.cuda.device_count = watched("device_count", 2)
+    torch.cuda.get_device_properties = watched("properties", SimpleNamespace(total_memory=80 << 30))  # type: ignore
     async_llm.AsyncLLM.from_vllm_config = start_engine  # type: ignore[assignment]
-    model, short = str(folder / "model"), ["--max-completion-tokens", "32"]
-    serve = ("serve", "--model", model, "--port", "0")
+    model = str(folder / "model")
+    serve, out = ("serve", "--model", model, "--port", "0"), str(folder / "out.jsonl")
+    curate = ("curate", "sample", f"{folder}/train.jsonl", "--model", model, "--out", out)
     entries: dict[str, Callable[[], None]] = {
         "trainer": lambda: run_trainer(folder / "model"),
-        "curate": lambda: run_module(
-            "curate", "sample", f"{folder}/train.jsonl", "--model", model, "--out", f"{folder}/out.jsonl", *short
-        ),
-        "serve": lambda: run_module(*serve),
+        "curate": lambda: run_module(*curate, "--max-completion-tokens", "32"),
+        "serve": lambda: run_module(*serve, "--gpu-memory-utilization", "0.25"),
         "serve with a cache": lambda: run_module(*serve, "--cache-bytes", "1000000", "--tensor-parallel", "2"),
-        "serve with a share": lambda: run_module(*serve, "--gpu-memory-utilization", "0.25"),
         "fork": lambda: run_trainer(folder / "model"),
     }
     for name, run in entries.items():
-        os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)  # vLLM's import, above, has set it
-        os.environ.pop("VLLM_WORKER_MULTIPROC_METHOD", None)
+        os.environ.pop(NVML, None)  # vLLM's import, above, has set it
+        os.environ.pop(FORK, None)
         if name == "fork":
-            os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+            os.environ[FORK] = "fork"
         print(name, end="\t", flush=True)
         if (child := os.fork()) == 0:
             try:

@@ -46,17 +46,17 @@ class Scene:
             else:
                 await self.link.send(call_id, self.answers[called.call.method.__name__])
 
-    async def finish(self, *completions: Completion) -> None:
-        """Report completions as ended."""
-        await self.link.send(0, Finished(list(completions)))
+    async def event(self, message: Any) -> None:
+        """Report something to the client."""
+        await self.link.send(0, message)
 
     def play(self, story: Coroutine[Any, Any, None]) -> None:
-        """Run a story with the rank and the client's dispatch beside it."""
+        """Run a story with the rank beside it, and the client's dispatch."""
 
         async def together() -> None:
             tasks = [asyncio.ensure_future(work) for work in (self.rank(), self.client.dispatch())]
             try:
-                await asyncio.wait_for(story, 120)
+                await asyncio.wait_for(story, 300)
             finally:
                 for task in tasks:
                     task.cancel()
@@ -85,7 +85,7 @@ def test_samples_outside_of_training_take_and_return_tokens_in_order() -> None:
         for asked in reversed(scene.asked):
             assert asked.prompt_ids == [5, 6] and asked.temperature == 0.0
             asked.completion.token_ids.append(asked.completion.seed)
-            await scene.finish(asked.completion)
+            await scene.event(Finished([asked.completion]))
         assert [completion.token_ids for completion in await sampling] == [[70], [80]]
         assert scene.client.live == {0: 0} and scene.client.generated_tokens == 2
 
@@ -99,12 +99,12 @@ def test_groups_are_sampled_where_they_are_unfinished(level: int, hold: bool) ->
     async def story() -> None:
         resumed = group(3, 3)
         resumed.completions[1].finish_reason = "stop"
+        began = time.monotonic()
         await scene.client.submit([resumed])
         await until(lambda: len(scene.asked) == 2)
         assert [asked.completion.index for asked in scene.asked] == [0, 2] and scene.held == [hold]
-        await asyncio.sleep(0.01)
-        assert scene.client.oldest_wait_s() >= 0.01
-        await scene.finish(resumed.completions[2])
+        assert 0 <= scene.client.oldest_wait_s() <= time.monotonic() - began
+        await scene.event(Finished([resumed.completions[2]]))
         async for completion in scene.client.finished():
             assert completion is resumed.completions[2]
             scene.client.close()
@@ -127,13 +127,13 @@ def test_turns_of_an_episode_stay_on_the_engine_that_holds_what_was_before() -> 
         for index in range(4):
             training = group(index, 2)
             training.prompt = replace(training.prompt, problem=replace(training.prompt.problem, environment="guess"))
-            outside, engines = client.episode(seed=7), set[int]()
+            outside, engines = client.episode(seed=7), set[tuple[int, int]]()
             for _ in range(3):
                 await client.submit([training])
                 turn = asyncio.ensure_future(client.continue_turn([1, 2], outside, 1.0))
                 await asyncio.sleep(0)
                 (one, trained), (other, [asked]) = posts[-2:]
-                engines.add(10 * one + other)
+                engines.add((one, other))
                 client.live[one] += 50  # others of its work
                 client.live[other] += 50
                 for completion in (*(request.completion for request in trained), asked.completion):
@@ -150,13 +150,12 @@ def test_completions_that_nobody_asked_for_are_dropped_and_counted() -> None:
     scene = Scene()
 
     async def story() -> None:
-        before = refused.total
-        asked = group(1, 1)
+        before, asked = refused.total, group(1, 1)
         await scene.client.submit([asked])
         [completion] = asked.completions
         scene.client._arrived(7, completion)  # of another rank than the one that has it
         assert refused.total == before + 1 and scene.client.live == {0: 1}
-        await scene.finish(Completion(1, 7, 0), Completion(-5, 0, 0), completion, completion)
+        await scene.event(Finished([Completion(1, 7, 0), Completion(-5, 0, 0), completion, completion]))
         await until(lambda: refused.total == before + 4)
         assert scene.client.live == {0: 0}
 
@@ -167,10 +166,10 @@ def test_a_rank_that_starts_another_engine_may_be_late_and_both_are_told() -> No
     scene = Scene()
 
     async def story() -> None:
-        await scene.link.send(0, EngineEnded(0, "it was killed"))
+        await scene.event(EngineEnded(0, "it was killed"))
         await until(lambda: scene.told)
         assert scene.client.excused() == {0}
-        await scene.link.send(0, EngineRestarted(0, 2.0, 5, "it was killed"))
+        await scene.event(EngineRestarted(0, 2.0, 5, "it was killed"))
         await until(lambda: scene.client.restarts)
         assert scene.client.excused() == set() and len(scene.told) == 2
 
@@ -181,43 +180,33 @@ def test_the_error_of_a_rank_is_raised() -> None:
     scene = Scene()
 
     async def story() -> None:
+        rank = asyncio.ensure_future(scene.rank())
         scene.answers["snapshot"] = RankFailed("RunError", "no memory")
         with pytest.raises(RunError, match="no memory"):
             await scene.client.snapshot(Path("x"))
         scene.answers["snapshot"] = CallReply({"engine-0.msgpack": Written(1, "")})
         assert await scene.client.snapshot(Path("x")) == {"engine-0.msgpack": Written(1, "")}
-        await scene.link.send(0, RankFailed("NonFinite", "log-prob nan"))
+        await scene.event(RankFailed("NonFinite", "log-prob nan"))
         with pytest.raises(NonFinite, match="log-prob nan"):
             await scene.client.dispatch()
-
-    async def alone() -> None:
-        rank = asyncio.ensure_future(scene.rank())
-        await story()
         rank.cancel()
 
-    asyncio.run(alone())
+    asyncio.run(story())
 
 
 def test_an_update_is_proved_by_version_checksums_and_probe() -> None:
-    scene = Scene(model={"dtype": "float32"})
-    probe = [[1, 2, 3]]
-
-    def updated(**other: Any) -> CallReply[Updated]:
-        held = {"engine": 0, "version": 4, "seconds": {"total": 0.5}, "bytes": 8, "held": WeightsHeld({"w": 30})}
-        return CallReply(Updated(**{**held, "scored_version": 4, "probe": [[-1.0, -2.0]], **other}))
+    scene, probe = Scene(model={"dtype": "float32"}), [[1, 2, 3]]
+    parts = [PublishedWeights(4, 8, 0.1, {"w": 10}, probe=[[-1.0, -2.0]]), PublishedWeights(4, 8, 0.2, {"w": 20})]
+    held = {"engine": 0, "version": 4, "seconds": {"total": 0.5}, "bytes": 8, "held": WeightsHeld({"w": 30}),
+            "scored_version": 4, "probe": [[-1.0, -2.0]]}  # fmt: skip
+    others = ({"held": WeightsHeld({"w": 31})}, {"version": 3}, {"scored_version": 3}, {"probe": [[-1.0, -3.0]]})
 
     async def story() -> None:
-        parts = [PublishedWeights(4, 8, 0.1, {"w": 10}, probe=[[-1.0, -2.0]]), PublishedWeights(4, 8, 0.2, {"w": 20})]
-        scene.answers["update"] = updated()
+        scene.answers["update"] = CallReply(Updated(**held))
         report = await scene.client.update(parts, probe, time.monotonic())
         assert (report.version, report.bytes, report.write_s, report.update_s) == (4, 16, 0.2, 0.5)
-        for wrong in (
-            {"held": WeightsHeld({"w": 31})},
-            {"version": 3},
-            {"scored_version": 3},
-            {"probe": [[-1.0, -3.0]]},
-        ):
-            scene.answers["update"] = updated(**wrong)
+        for wrong in others:
+            scene.answers["update"] = CallReply(Updated(**{**held, **wrong}))
             with pytest.raises(SyncMismatch):
                 await scene.client.update(parts, probe, time.monotonic())
 

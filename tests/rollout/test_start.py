@@ -13,14 +13,7 @@ import pytest
 import torch
 from vllm.v1.engine.core import EngineCoreProc
 
-from rollout.start import (
-    last_words,
-    leave_connections,
-    own_gpus_first,
-    run_engine_core,
-    started_within,
-    with_time_to_start,
-)  # fmt: skip
+from rollout import start
 from shared.config import Config
 from shared.launch import deaths
 from shared.launch.watchdog import STACKS_VARIABLE
@@ -28,7 +21,7 @@ from shared.launch.watchdog import STACKS_VARIABLE
 
 def test_an_engine_sees_its_own_gpus_first_and_the_trainers_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
-    with own_gpus_first(torch.device("cuda", 1), 2):
+    with start.own_gpus_first(torch.device("cuda", 1), 2):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "5,6,4,7"
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
 
@@ -38,21 +31,21 @@ def test_the_time_to_start_grows_with_the_model_and_on_gpus(tmp_path: Path) -> N
     for number in range(2):
         with (tmp_path / f"model-{number}.safetensors").open("wb") as file:
             file.truncate(1_000_000_000)
-    assert with_time_to_start(Config(), tmp_path / "made", False).deadlines.start_s == 300
-    assert with_time_to_start(Config(), tmp_path, False).deadlines.start_s == 360
-    found = with_time_to_start(Config.model_validate({"deadlines": {"start_s": 50}}), tmp_path, True)
+    assert start.with_time_to_start(Config(), tmp_path / "made", False).deadlines.start_s == 300
+    assert start.with_time_to_start(Config(), tmp_path, False).deadlines.start_s == 360
+    found = start.with_time_to_start(Config.model_validate({"deadlines": {"start_s": 50}}), tmp_path, True)
     assert (found.deadlines.start_s, found.deadlines.step_s) == (50 + 60 + 600, Config().deadlines.step_s)
 
 
 def test_an_engine_process_that_hangs_at_its_start_is_killed_at_the_deadline() -> None:
     """A real process of vLLM's name, and a wait for it without a deadline, as vLLM's."""
     process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,), name="EngineCore")
-    with pytest.raises(TimeoutError, match=r"had not started after 0\.2 s"), started_within(0.2):
+    with pytest.raises(TimeoutError, match=r"had not started after 0\.2 s"), start.started_within(0.2):
         process.start()
         process.join()
         raise RuntimeError("Engine core initialization failed")
     assert process.exitcode == -signal.SIGKILL
-    with pytest.raises(RuntimeError, match="its own reason"), started_within(60):
+    with pytest.raises(RuntimeError, match="its own reason"), start.started_within(60):
         raise RuntimeError("its own reason")
 
 
@@ -67,10 +60,10 @@ def test_a_dead_engine_says_why_in_one_line_and_its_traceback_is_in_a_file(
     """Also when it dies long after its start. Without a run's folder the traceback stays among the lines."""
     monkeypatch.setattr(EngineCoreProc, "entered_before", staticmethod(dies), raising=False)
     monkeypatch.setenv(STACKS_VARIABLE, str(tmp_path)) if in_a_run else monkeypatch.delenv(STACKS_VARIABLE, False)
-    with started_within(60):
-        process = multiprocessing.get_context("fork").Process(target=run_engine_core, name="EngineCore")
+    with start.started_within(60):
+        process = multiprocessing.get_context("fork").Process(target=start.run_engine_core, name="EngineCore")
     process.start()
-    words = last_words()
+    words = start.last_words()
     assert process.exitcode == 1 and words.startswith("NotImplementedError: Unsupported CPU attention: head_dim=16")
     if in_a_run:
         [file] = tmp_path.iterdir()
@@ -78,8 +71,8 @@ def test_a_dead_engine_says_why_in_one_line_and_its_traceback_is_in_a_file(
         assert "\x1b" not in kept
     assert ("Traceback" in capfd.readouterr().err) == (not in_a_run)
     assert deaths.how(1, words) == f"ended with exit code 1: {words}"
-    with started_within(60):
-        assert last_words() == "", "the words of the one before are no reason of the next"
+    with start.started_within(60):
+        assert start.last_words() == "", "the words of the one before are no reason of the next"
 
 
 def test_a_forked_engine_holds_no_connection_and_no_port_of_its_parent() -> None:
@@ -91,7 +84,7 @@ def test_a_forked_engine_holds_no_connection_and_no_port_of_its_parent() -> None
     engine = os.fork()
     if engine == 0:
         try:
-            leave_connections()
+            start.leave_connections()
             os.write(theirs, b"x" if os.path.samestat(os.fstat(ours.fileno()), os.stat(os.devnull)) else b"closed")
             signal.pause()
         finally:
@@ -100,7 +93,7 @@ def test_a_forked_engine_holds_no_connection_and_no_port_of_its_parent() -> None
         assert os.read(ready, 9) == b"x", "its number stays taken"
         ours.close()
         server.close()
-        client.settimeout(30)
+        client.settimeout(300)
         assert client.recv(1) == b"", "the client sees the end"
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address)

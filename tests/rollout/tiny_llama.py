@@ -12,7 +12,9 @@ from safetensors.torch import save_file
 from rollout.weights import WeightSender, make_sender
 from shared.config import Config
 from shared.launch.messages import GenerateRequest
+from shared.model.language_model import LanguageModel
 from shared.types import Completion
+from tests.packed import pack_from
 
 HIDDEN, LAYERS, HEADS, KV_HEADS, INNER, VOCABULARY, STOP = 64, 3, 2, 1, 160, 512, 511
 
@@ -89,12 +91,27 @@ def request(
     return GenerateRequest(prompt, completion, max_tokens, temperature)
 
 
+def largest_gap(left: list[float], right: list[float]) -> float:
+    """max |difference|."""
+    return max(abs(a - b) for a, b in zip(left, right, strict=True))
+
+
+def assert_computed_with(
+    truth: LanguageModel, found: list[tuple[list[int], Completion]], within: float = 2e-4, greedy: bool = False
+) -> None:
+    """Prompts and completions have the log-probs of the trainers' model at temperature 1, greedy ones its best."""
+    for prompt, completion in found:
+        batch = pack_from([prompt + completion.token_ids], [len(prompt)])
+        with torch.no_grad():
+            assert largest_gap(truth(batch)[0].tolist(), completion.logprobs) < within
+            if greedy:
+                logits = truth(batch, output="logits")[-len(completion.token_ids) - 1 : -1]
+                best = logits.log_softmax(-1).max(-1).values.tolist()
+                assert largest_gap(best, completion.logprobs) < within
+
+
 def engine_config(deadlines: dict[str, float] | None = None, **rollout: object) -> Config:
     """Settings of a small fp32 engine."""
-    return Config.model_validate(
-        {
-            "model": {"dtype": "float32", "max_tokens": 640},
-            "rollout": {"cache_bytes": 32 << 20, "max_completion_tokens": 512, "max_sequences": 64, **rollout},
-            "deadlines": deadlines or {},
-        }
-    )
+    sizes = {"cache_bytes": 32 << 20, "max_completion_tokens": 512, "max_sequences": 64, **rollout}
+    model = {"dtype": "float32", "max_tokens": 640}
+    return Config.model_validate({"model": model, "rollout": sizes, "deadlines": deadlines or {}})

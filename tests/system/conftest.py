@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 
@@ -20,7 +21,6 @@ def no_launch_is_left() -> Iterator[None]:
     yield
     for launch in BEGUN:
         if launch.process.poll() is None:
-            launch.remember_processes()
             launch.kill()
     BEGUN.clear()
 
@@ -33,34 +33,48 @@ def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield Path(folder)
 
 
+class Imitation(NamedTuple):
+    """A launch in SFT mode whose trainer was killed, and the same command again."""
+
+    killed: Launch
+    code: int
+    victim: int
+    """pid of the trainer"""
+    losses: list[float]
+    """of the steps until then"""
+    resumed: Launch
+
+
 @pytest.fixture(scope="session")
-def seasoned(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run folder of a launch with SFT only (steps = 0)."""
-    launch = Launch(
-        tmp_path_factory.mktemp("seasoned"),
-        steps=0,
-        sft__steps=70,
-        sft__batch=32,
-        sft__learning_rate=5e-3,
-    )
-    assert launch.wait(500) == 0, launch.output[-6000:]
-    return launch.run_dir
+def imitation(tmp_path_factory: pytest.TempPathFactory) -> Imitation:
+    folder = tmp_path_factory.mktemp("seasoned")
+    general = folder / "general.jsonl"
+    general.write_text('{"problem": "Tom has 3 apples.", "completion": "In the beginning there are 3 apples."}\n')
+    settings = {
+        "command": "trainer", "mode": "sft", "sft__steps": 70, "sft__batch": 32, "sft__learning_rate": 5e-3,
+        "sft__general": str(general), "sft__general_share": 0.02, "evaluate__every": 35, "checkpoint__every": 10,
+        "prepare__options__max_tokens": 400,
+    }  # fmt: skip
+    killed = Launch(folder, **settings)
+    killed.until(lambda: len(killed.metrics("sft")) >= 28)
+    victim = killed.signal_rank(1, signal.SIGKILL)
+    code, losses = killed.wait(), killed.losses("sft")
+    return Imitation(killed, code, victim, losses, Launch(folder, **settings).finish())
+
+
+@pytest.fixture(scope="session")
+def seasoned(imitation: Imitation) -> Path:
+    """Its run folder."""
+    return imitation.resumed.run_dir
 
 
 @pytest.fixture(scope="session")
 def start(seasoned: Path) -> Start:
     """start(folder, section__key=value, ...) launches from the SFT-trained model."""
-
-    def begin(folder: Path, **settings: Any) -> Launch:
-        made = seasoned / "made"
-        defaults = {
-            "prepare__script": "",
-            "model__path": str((seasoned / "latest").resolve()),
-            "data__train": str(made / "train.jsonl"),
-            "data__validation": str(made / "validation.jsonl"),
-            "sft__demonstrations": "",
-            "sft__steps": 0,
-        }
-        return Launch(folder, **{**defaults, **settings})
-
-    return begin
+    made = seasoned / "made"
+    defaults = {
+        "prepare__script": "", "model__path": str((seasoned / "latest").resolve()),
+        "data__train": str(made / "train.jsonl"), "data__validation": str(made / "validation.jsonl"),
+        "sft__demonstrations": "", "sft__steps": 0,
+    }  # fmt: skip
+    return lambda folder, **settings: Launch(folder, **{**defaults, **settings})

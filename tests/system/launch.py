@@ -19,26 +19,15 @@ import psutil
 ROOT = Path(__file__).resolve().parents[2]
 
 TINY = {
-    "steps": 4,
-    "rollout.prompts_per_step": 4,
-    "rollout.group_size": 4,
-    "rollout.max_completion_tokens": 40,
-    "rollout.cache_bytes": 64 << 20,
-    "rollout.max_sequences": 64,
-    "model.max_tokens": 192,
-    "model.dtype": "float32",
-    "optimiser.compute_dtype": "float32",
-    "optimiser.learning_rate": 1e-3,
-    "objective.filter_groups_by": "off",
-    "sft.steps": 3,
-    "sft.batch": 8,
-    "checkpoint.every": 1,
-    "evaluate.problems": 8,
-    "prepare.options.problems": 64,
-    "prepare.options.validation": 8,
-    "prepare.options.max_tokens": 192,
-    "deadlines.sync_s": 60,
-}
+    "steps": 4, "rollout.prompts_per_step": 4, "rollout.group_size": 4, "rollout.max_completion_tokens": 40,
+    "rollout.cache_bytes": 64 << 20, "rollout.max_sequences": 64, "model.max_tokens": 192, "model.dtype": "float32",
+    "optimiser.compute_dtype": "float32", "optimiser.learning_rate": 1e-3, "objective.filter_groups_by": "off",
+    "sft.steps": 3, "sft.batch": 8, "checkpoint.every": 1, "evaluate.problems": 8, "prepare.options.problems": 64,
+    "prepare.options.validation": 8, "prepare.options.max_tokens": 192, "deadlines.sync_s": 60,
+}  # fmt: skip
+BEGUN: list[Launch] = []
+"""all launches of this process"""
+HANG_S = 1500.0
 
 
 def free_port() -> int:
@@ -47,49 +36,29 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-BEGUN: list[Launch] = []
-"""all launches of this process"""
-
-
 class Launch:
     """One torchrun of the tiny model; `wait()` returns the exit code, `output` all it printed."""
 
     def __init__(
-        self,
-        runs_dir: Path,
-        name: str = "run",
-        torchrun: tuple[str, ...] = (),
-        log_dir: Path | None = None,
-        options: tuple[str, ...] = (),
-        command: Literal["torchrun", "trainer"] = "torchrun",
-        file: str = "configs/quickstart.toml",
-        delay_s: float = 0.0,
-        inside: str = "",
-        **settings: Any,
-    ):
+        self, runs_dir: Path, name: str = "run", torchrun: tuple[str, ...] = (), log_dir: Path | None = None,
+        options: tuple[str, ...] = (), command: Literal["torchrun", "trainer"] = "torchrun",
+        file: str = "configs/quickstart.toml", delay_s: float = 0.0, inside: str = "", **settings: Any,
+    ):  # fmt: skip
         """file: of another one than the quickstart only `settings` are changed. command: `torchrun -m trainer FILE`, or
-        `python -m trainer FILE`. delay_s: largest delay of each point at which trainers
-        and engines meet for a weight transfer over the network; `delays` names those that came.
-        inside: a network namespace."""
+        `python -m trainer FILE`. delay_s: largest delay of each point at which trainers and engines meet for a weight
+        transfer over the network; `delays` names those that came. inside: a network namespace."""
         self.run_dir = runs_dir / name
         values = {**(TINY if "quickstart" in file else {}), "name": name, "runs_dir": str(runs_dir)}
         values |= {key.replace("__", "."): value for key, value in settings.items()}
         ranks = 1 + int(values.get("placement.trainers", 1)) + int(values.get("placement.engines", 1))
         where = torchrun or ("--standalone", f"--nproc-per-node={ranks}")
+        namespace = ["ip", "netns", "exec", inside] if inside else []
         by_torchrun = ["torch.distributed.run", *where, "-m"] if command == "torchrun" else []
-        line = [
-            *(("ip", "netns", "exec", inside) if inside else ()),
-            sys.executable,
-            "-m",
-            *by_torchrun,
-            "trainer",
-            file,
-        ]
-        for key, value in values.items():
-            line.append(f"--{key}={json.dumps(value) if isinstance(value, list) else value}")
-        line += options
+        line = [*namespace, sys.executable, "-m", *by_torchrun, "trainer", file]
+        line += [f"--{key}={json.dumps(x) if isinstance(x, list) else x}" for key, x in values.items()]
         self.log = (log_dir or runs_dir) / f"{name}-{time.monotonic_ns()}.log"
-        runs_dir.mkdir(parents=True, exist_ok=True)
+        for folder in (runs_dir, self.log.parent):
+            folder.mkdir(parents=True, exist_ok=True)
         self._stream = self.log.open("w")
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
         self._delays = self.log.with_suffix(".delays")
@@ -97,8 +66,9 @@ class Launch:
             environment |= {"DELAY_S": str(delay_s), "DELAYS": str(self._delays)}
             environment["PYTHONPATH"] = os.pathsep.join((str(ROOT / "tests" / "system" / "delays"), str(ROOT)))
         self.process = subprocess.Popen(
-            line, cwd=ROOT, stdout=self._stream, stderr=subprocess.STDOUT, env=environment, start_new_session=True
-        )
+            [*line, *options], cwd=ROOT, stdout=self._stream, stderr=subprocess.STDOUT, env=environment,
+            start_new_session=True,
+        )  # fmt: skip
         self.tree: set[psutil.Process] = set()
         BEGUN.append(self)
 
@@ -107,11 +77,15 @@ class Launch:
         return self.log.read_text(errors="replace")
 
     @property
+    def errors(self) -> list[str]:
+        return [line for line in self.output.splitlines() if line.startswith("error: ")]
+
+    @property
     def delays(self) -> Counter[str]:
         """Points of a meeting that came after a delay -> how often."""
         return Counter(line.split()[1] for line in self._delays.read_text().splitlines())
 
-    def wait(self, timeout_s: float = 400) -> int:
+    def wait(self, timeout_s: float = HANG_S) -> int:
         try:
             code = self.process.wait(timeout_s)
             self._stream.close()
@@ -121,7 +95,12 @@ class Launch:
             self.kill()
             raise AssertionError(f"the launch did not end in {timeout_s} s:\n{self.output[-6000:]}") from None
 
-    def until(self, condition: Callable[[], bool], timeout_s: float = 300) -> None:
+    def finish(self) -> Launch:
+        """Wait until it ends well."""
+        assert self.wait() == 0, self.output[-6000:]
+        return self
+
+    def until(self, condition: Callable[[], bool], timeout_s: float = HANG_S) -> None:
         end = time.monotonic() + timeout_s
         while not condition():
             assert self.process.poll() is None, f"the launch ended early:\n{self.output[-6000:]}"
@@ -141,7 +120,6 @@ class Launch:
             return
 
     def rank_pid(self, rank: int) -> int:
-        """Pid of a rank."""
         for child in psutil.Process(self.process.pid).children(recursive=True):
             if "trainer.rank_process" in child.cmdline() and child.environ().get("RANK") == str(rank):
                 return child.pid
@@ -151,6 +129,10 @@ class Launch:
         """Whether one line of the output holds all these words."""
         return any(all(word in line for word in words) for line in self.output.splitlines())
 
+    def resumed_from(self) -> int:
+        """The step that this launch says it goes on from."""
+        return int(self.output.partition("from step ")[2].split()[0])
+
     def engine_pid(self, rank: int) -> int:
         """Pid of the vLLM engine process below an engine rank."""
         children = psutil.Process(self.rank_pid(rank)).children()
@@ -159,21 +141,22 @@ class Launch:
     def until_busy(self, pid: int) -> None:
         """Wait until a process uses a third of a core: an engine without work uses none."""
         process = psutil.Process(pid)
-        process.cpu_percent()
+        self.until(lambda: bool(process.cpu_percent(0.15) > 33))
 
-        def busy() -> bool:
-            time.sleep(0.15)
-            return bool(process.cpu_percent() > 33)
-
-        self.until(busy)
+    def signal_rank(self, rank: int, number: signal.Signals) -> int:
+        """Signal a rank; returns its pid."""
+        self.remember_processes()
+        os.kill(pid := self.rank_pid(rank), number)
+        return pid
 
     def kill(self) -> None:
         """kill -9 of the command; its ranks die with it."""
+        self.remember_processes()
         os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self._stream.close()
 
-    def survivors(self, within_s: float = 30) -> list[str]:
+    def survivors(self, within_s: float = 180) -> list[str]:
         """Processes of the launch that are still there after a while."""
         end = time.monotonic() + within_s
         while alive := [p for p in self.tree if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]:
@@ -183,26 +166,28 @@ class Launch:
         return []
 
     def metrics(self, kind: str = "train") -> list[dict[str, Any]]:
-        path = self.run_dir / "metrics.jsonl"
-        if not path.exists():
-            return []
-        rows = []
-        for line in path.read_bytes().splitlines():
+        path, rows = self.run_dir / "metrics.jsonl", []
+        for line in path.read_bytes().splitlines() if path.exists() else []:
             try:
-                row = json.loads(line)
+                rows.append(json.loads(line))
             except json.JSONDecodeError:
                 continue  # being written
-            if row["kind"] == kind:
-                rows.append(row)
-        return rows
+        return [row for row in rows if row["kind"] == kind]
+
+    def lines(self, file: str) -> list[dict[str, Any]]:
+        """The rows of a file of the run's folder."""
+        return [json.loads(line) for line in (self.run_dir / file).read_bytes().splitlines()]
 
     def groups(self) -> list[dict[str, Any]]:
         """All trained groups, in order of steps."""
         files = sorted((self.run_dir / "rollouts").glob("step_*.jsonl"), key=lambda p: int(p.stem.split("_")[1]))
         return [json.loads(line) for path in files for line in path.read_bytes().splitlines()]
 
+    def completions(self) -> list[dict[str, Any]]:
+        return [completion for group in self.groups() for completion in group["completions"]]
+
     def trained_prompts(self) -> list[int]:
         return sorted(group["prompt"]["index"] for group in self.groups())
 
-    def losses(self) -> list[float]:
-        return [row["loss"] for row in self.metrics()]
+    def losses(self, kind: str = "train") -> list[float]:
+        return [row["loss" if kind == "train" else "sft/loss"] for row in self.metrics(kind)]

@@ -71,28 +71,26 @@ def read_http(address: Address) -> list[str]:
     return found
 
 
-def endless_headers(address: Address, seconds: float = 10.0) -> int:
-    """Headers without end, as fast as they are taken; returns the bytes that left."""
+def endless(address: Address, beginning: bytes, piece: bytes, most: int, seconds: float) -> int:
+    """A message without end, as fast as it is taken; returns the bytes that left."""
     sent = 0
     with contextlib.suppress(OSError), socket.create_connection(address, timeout=5) as line:
-        line.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n")
-        end, piece = time.monotonic() + seconds, b"X-A: " + b"a" * 60_000 + b"\r\n"
-        while sent < GIANT >> 4 and time.monotonic() < end:
+        line.sendall(beginning)
+        end = time.monotonic() + seconds
+        while sent < most and time.monotonic() < end:
             line.sendall(piece)
             sent += len(piece)
     return sent
 
 
-def endless(address: Address, seconds: float = 20.0) -> int:
-    """One frame of 800 MB, as fast as it is taken; returns the bytes that left."""
-    sent = 0
-    with contextlib.suppress(OSError), socket.create_connection(address, timeout=5) as line:
-        line.sendall(GREETING + READY + b"\x02" + GIANT.to_bytes(8, "big"))
-        end, piece = time.monotonic() + seconds, bytes(1 << 20)
-        while sent < GIANT and time.monotonic() < end:
-            line.sendall(piece)
-            sent += len(piece)
-    return sent
+def endless_headers(address: Address) -> int:
+    beginning = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+    return endless(address, beginning, b"X-A: " + b"a" * 60_000 + b"\r\n", GIANT >> 4, 10.0)
+
+
+def endless_frame(address: Address) -> int:
+    """Of 800 MB."""
+    return endless(address, GREETING + READY + b"\x02" + GIANT.to_bytes(8, "big"), bytes(1 << 20), GIANT, 20.0)
 
 
 def message(endpoint: str, identity: bytes, frames: list[bytes]) -> None:
@@ -111,15 +109,12 @@ def forged(endpoint: str, target: dict[str, Any], tokens: list[str]) -> None:
     completion = {"group": 0, "index": 0, "seed": 0, "token_ids": [1], "logprobs": [0.0], "finish_reason": "stop"}
     register = {"type": "Register", "role": "engine", "rank": 2, "pid": target["victim"], "host": target["hostname"]}
     identities = [f"2:{token}" for token in tokens] + ["2", "7", "x", f"x:{tokens[0]}" if tokens else ":"]
+    failed = {"type": "RankFailed", "kind": "RunError", "message": "forged"}
+    events = (register, {"type": "Finished", "completions": [completion] * 3}, failed)
     for name in identities:
-        identity = name.encode()
-        message(endpoint, identity, [bytes(8) + encode(register)])
-        message(endpoint, identity, [bytes(8) + encode({"type": "Finished", "completions": [completion] * 3})])
-        message(
-            endpoint, identity, [bytes(8) + encode({"type": "RankFailed", "kind": "RunError", "message": "forged"})]
-        )
-        message(endpoint, identity, [bytes(7) + b"\x01" + encode({"type": "Answer", "value": None})])
-        message(endpoint, identity, [os.urandom(64)])
+        answer = bytes(7) + b"\x01" + encode({"type": "Answer", "value": None})
+        for frame in (*(bytes(8) + encode(event) for event in events), answer, os.urandom(64)):
+            message(endpoint, name.encode(), [frame])
     for number in range(2, 7):  # those that there are not fall silent then
         message(endpoint, f"{number}".encode(), [encode({**heartbeat, "rank": number})])
     time.sleep(0.5)
@@ -149,13 +144,13 @@ def read_store(address: Address, runs: list[str]) -> dict[str, str]:
 def read_stores(addresses: list[Address], runs: list[str]) -> dict[str, str]:
     """`read_store` of all, at most 30 s: the client of torch waits without end for a listener that says nothing."""
     values: dict[str, str] = {}
+    end = time.monotonic() + 30
     readers = [
         threading.Thread(target=lambda address=address: values.update(read_store(address, runs)), daemon=True)
         for address in addresses
     ]
     for reader in readers:
         reader.start()
-    end = time.monotonic() + 30
     for reader in readers:
         reader.join(max(0.0, end - time.monotonic()))
     return dict(values)
@@ -182,15 +177,8 @@ class Stranger:
     def __init__(self, target: dict[str, Any]):
         self.target = target
         self.addresses: list[Address] = [(host, port) for host, port in target["addresses"]]
-        self.found: dict[str, Any] = {
-            "uid": os.getuid(),
-            "rounds": 0,
-            "store": {},
-            "sent": 0,
-            "connected": 0,
-            "read": [],
-        }
-        self.found["opened"] = paths(target)
+        self.found: dict[str, Any] = {"uid": os.getuid(), "rounds": 0, "store": {}, "sent": 0, "connected": 0,
+                                      "read": [], "opened": paths(target)}  # fmt: skip
         self.idle: list[socket.socket] = []
 
     def go_round(self) -> None:
@@ -209,7 +197,7 @@ class Stranger:
             endpoints = [f"tcp://{host}:{port}" for host, port in self.addresses]
             list(pool.map(lambda endpoint: forged(endpoint, self.target, tokens), endpoints))
             reached = [address for address in self.addresses if address[1] not in self.target["stores"]]
-            self.found["sent"] = max([self.found["sent"], *pool.map(endless, reached)])
+            self.found["sent"] = max([self.found["sent"], *pool.map(endless_frame, reached)])
         for line in self.idle:
             line.close()
         self.idle.clear()

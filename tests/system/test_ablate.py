@@ -15,20 +15,13 @@ import psutil
 import pytest
 
 from shared.metrics import read_rows
-from tests.system.launch import ROOT, TINY
+from tests.system.launch import HANG_S, ROOT, TINY
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]  # in make test: tests/lab/ablate, without launches
 STEPS = 24
 """enough that Ctrl-C at the first one comes before the last"""
-SETTINGS = {
-    **TINY,
-    "steps": STEPS,
-    "sft.steps": 2,
-    "evaluate.greedy": False,
-    "evaluate.problems": 4,
-    "checkpoint.every": 0,
-}
+SETTINGS = {**TINY, "steps": STEPS, "sft.steps": 2, "evaluate.greedy": "false", "evaluate.problems": 4,
+            "checkpoint.every": 0}  # fmt: skip
 FILE = """
 about = "Tiny"
 config = "configs/quickstart.toml"
@@ -48,29 +41,21 @@ metric = "entropy"
 relation = "below"
 than = "broken"
 """
-Begin = Callable[[], subprocess.Popen[str]]
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.toml"
-    values = {key: value if isinstance(value, str) else json.dumps(value) for key, value in SETTINGS.items()}
-    settings = [f"--{key}={value}" for key, value in values.items()]
-    path.write_text(FILE.replace("{settings}", json.dumps(settings)))
-    return path
-
-
-@pytest.fixture
-def begin(file: Path) -> Iterator[Begin]:
+def begin(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     """begin() starts the command; whatever still runs at the end is killed."""
     begun: list[subprocess.Popen[str]] = []
+    settings = [f"--{key}={value}" for key, value in SETTINGS.items()]
+    (tmp_path / "tiny.toml").write_text(FILE.replace("{settings}", json.dumps(settings)))
+    line = [sys.executable, "-m", "lab.ablate", str(tmp_path / "tiny.toml"), f"--runs-dir={tmp_path}"]
 
     def start() -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "lab.ablate", str(file), f"--runs-dir={file.parent}"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         begun.append(
             subprocess.Popen(
-                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+                line, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
             )
         )
         return begun[-1]
@@ -81,37 +66,33 @@ def begin(file: Path) -> Iterator[Begin]:
         process.communicate()
 
 
-def wait_for_step(process: subprocess.Popen[str], run_dir: Path, step: int) -> list[psutil.Process]:
-    """Until a run has made a step; returns all processes below the command."""
-    end = time.monotonic() + 600
-    while not any(row["step"] >= step for row in read_rows(run_dir / "metrics.jsonl") if row["kind"] == "train"):
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    return psutil.Process(process.pid).children(recursive=True)
+def steps(run_dir: Path) -> list[int]:
+    return sorted(row["step"] for row in read_rows(run_dir / "metrics.jsonl") if row["kind"] == "train")
 
 
-@pytest.mark.soak  # in make test: tests/lab/ablate, without launches
-def test_an_ablation_is_interrupted_goes_on_and_reports_a_failed_run(file: Path, begin: Begin) -> None:
-    folder = file.parent / "tiny"
+def test_an_ablation_is_interrupted_goes_on_and_reports_a_failed_run(
+    tmp_path: Path, begin: Callable[[], subprocess.Popen[str]]
+) -> None:
+    folder = tmp_path / "tiny"
     run_dir, export = folder / "fine-7", folder / "start" / "latest" / "model.safetensors"
-
-    first = begin()
-    children = wait_for_step(first, run_dir, 1)
+    first, end = begin(), time.monotonic() + HANG_S
+    while not steps(run_dir):
+        assert first.poll() is None and time.monotonic() < end
+        time.sleep(0.05)
+    children = psutil.Process(first.pid).children(recursive=True)
     first.send_signal(signal.SIGINT)
-    output, _ = first.communicate(timeout=240)
+    output, _ = first.communicate(timeout=HANG_S)
     assert first.returncode == 130 and "the same command goes on from" in output, output
     assert not [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
     assert not (folder / "table.md").exists() and not (run_dir / "latest").exists()
     exported = export.stat().st_mtime_ns
 
     second = begin()
-    output, _ = second.communicate(timeout=600)
+    output, _ = second.communicate(timeout=HANG_S)
     assert second.returncode == 1, output
     assert "1 of 3 runs are finished already" in output and export.stat().st_mtime_ns == exported
     assert "resuming" in run_dir.with_name("fine-7.log").read_text(), "nor are the steps before Ctrl-C repeated"
-    rows = [row["step"] for row in read_rows(run_dir / "metrics.jsonl") if row["kind"] == "train"]
-    assert sorted(rows) == list(range(1, STEPS + 1))
+    assert steps(run_dir) == list(range(1, STEPS + 1))
     table = (folder / "table.md").read_text(encoding="utf-8")
     assert "| as it is | - | 1 |" in table and "**unclear** (no seed has both)" in table
     assert "broken, seed 7: exit code 2; error: data.train = 'there_is_none.jsonl': there is no such file" in table

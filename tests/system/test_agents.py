@@ -15,14 +15,8 @@ from shared.config import Config
 from tests.environments.servers import ROOT, agents, openenv, python, verifiers_agents
 from tests.system.launch import Launch
 
-pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(3000)]
-
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3000)]
 EXAMPLE = "examples/agent/settings.toml"
-
-
-def at(url: str, **more: dict[str, Any]) -> str:
-    """environment.options with a server of agents."""
-    return inline({"agent": {"url": url}, **more})
 
 
 def inline(value: Any) -> str:
@@ -30,6 +24,12 @@ def inline(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(key)} = {inline(one)}" for key, one in value.items()) + "}"
     return json.dumps(value)
+
+
+def train(folder: Path, url: str, options: dict[str, Any] | None = None, **settings: Any) -> Launch:
+    """Launch with a server of agents, and other environments."""
+    given = inline({"agent": {"url": url}, **(options or {})})
+    return Launch(folder, file=EXAMPLE, environment__options=given, **settings)
 
 
 def rewards(launch: Launch) -> list[float]:
@@ -42,45 +42,40 @@ def check_episodes(launch: Launch) -> list[dict[str, Any]]:
     bound = Config.model_validate({"rollout": {"prompts_per_step": 4, "max_async_level": 2}}).max_staleness
     trained = launch.trained_prompts()
     assert len(trained) == len(set(trained)), "an episode was trained twice"
-    found = [one for group in launch.groups() for one in group["completions"]]
-    for one in found:
+    for one in launch.completions():
         failure = one["turns"][-1].get("failure", "")
         assert one["finish_reason"] in ("stop", "length") or "EmptyModelResponseError" in failure, one["turns"][-1]
         sampled = [place for turn in one["turns"] for place in range(turn["start"], turn["end"])]
         assert sampled == [place for span in one["spans"] for place in range(span["start"], span["end"])]
     assert all(row["staleness/max"] <= bound and row["environment/failed"] < 0.02 for row in launch.metrics())
-    return found
+    print(f"rewards {rewards(launch)}")
+    return launch.completions()
 
 
 def test_a_plain_agent_trains_through_updates_and_the_death_of_an_engine(tmp_path: Path) -> None:
+    """Every group is trained, so that a lost one is seen."""
     with agents("agent.py") as url:
-        launch = Launch(
-            tmp_path, "agent", file=EXAMPLE, environment__options=at(url), rollout__max_restarts=3,
-            objective__filter_groups_by="off",  # so that every group is trained, and a lost one is seen
-        )  # fmt: skip
-        launch.until(lambda: len(launch.metrics()) >= 15, 1200)
+        launch = train(tmp_path, url, rollout__max_restarts=3, objective__filter_groups_by="off")
+        launch.until_step(15)
         engine = launch.engine_pid(2)
         launch.until_busy(engine)
         os.kill(engine, signal.SIGKILL)
-        assert launch.wait(1500) == 0, launch.output[-6000:]
+        launch.finish()
     found, trained = check_episodes(launch), launch.trained_prompts()
     assert trained[: -8 * 4] == list(range(len(trained) - 8 * 4)), "an episode was lost"
     assert any(one["restarts"] for one in found), "no episode was under way when the engine died"
     assert any(len({span["version"] for span in one["spans"]}) > 1 for one in found), "no update arrived in flight"
-    said = [turn for group in launch.groups() for one in group["turns"] for turn in one if turn["role"] == "policy"]
-    assert len(said) == sum(len(one["turns"]) for one in found) and sum("<tool_call>" in turn["text"] for turn in said)
-    first, last = mean(rewards(launch)[:8]), mean(rewards(launch)[-8:])
-    print(f"reward of the first 8 steps {first:.3f}, of the last 8 {last:.3f}; rewards {rewards(launch)}")
-    assert last > first + 0.3
+    turns = [turn for group in launch.groups() for one in group["turns"] for turn in one if turn["role"] == "policy"]
+    assert len(turns) == sum(len(one["turns"]) for one in found) and any(
+        "<tool_call>" in turn["text"] for turn in turns
+    )
+    assert mean(rewards(launch)[-8:]) > mean(rewards(launch)[:8]) + 0.3
 
 
 def test_an_agent_of_langgraph_trains(tmp_path: Path) -> None:
     with agents("langgraph_agent.py", python("agents", "langgraph", "langchain_openai")) as url:
-        launch = Launch(tmp_path, "langgraph", file=EXAMPLE, environment__options=at(url), steps=8, evaluate__every=0)
-        assert launch.wait(1000) == 0, launch.output[-6000:]
-    found = check_episodes(launch)
-    print(f"rewards {rewards(launch)}")
-    assert max(len(one["turns"]) for one in found) > 1 and any(rewards(launch))
+        launch = train(tmp_path, url, steps=8, evaluate__every=0).finish()
+    assert max(len(one["turns"]) for one in check_episodes(launch)) > 1 and any(rewards(launch))
 
 
 def test_environments_of_verifiers_openenv_and_an_mcp_server_train(tmp_path: Path) -> None:
@@ -88,14 +83,12 @@ def test_environments_of_verifiers_openenv_and_an_mcp_server_train(tmp_path: Pat
     clock = f"{python('agents', 'mcp_server_time')} -m mcp_server_time --local-timezone UTC"
     mcp = {"command": clock, "tools": ["convert_time"], "shared": True}
     with verifiers_agents(tmp_path) as url, openenv() as server:
-        options = {"openenv": {"url": server, "action": "guess", "observation": "hint"}, "mcp": mcp}
-        launch = Launch(
-            tmp_path, "foreign", file=EXAMPLE, environment__options=at(url, **options), steps=60, evaluate__every=0,
-            prepare__script=str(ROOT / "tests" / "environments" / "foreign.py"), rollout__prompts_per_step=8,
-            prepare__options=inline({"kinds": kinds, "mcp": mcp}), environment__name="", model__max_tokens=2048,
-            environment__observation_tokens=1024, sft__steps=100,
-        )  # fmt: skip
-        assert launch.wait(1500) == 0, launch.output[-6000:]
+        launch = train(
+            tmp_path, url, {"openenv": {"url": server, "action": "guess", "observation": "hint"}, "mcp": mcp},
+            steps=60, evaluate__every=0, prepare__script=str(ROOT / "tests" / "environments" / "foreign.py"),
+            rollout__prompts_per_step=8, prepare__options=inline({"kinds": kinds, "mcp": mcp}), environment__name="",
+            model__max_tokens=2048, environment__observation_tokens=1024, sft__steps=100,
+        ).finish()  # fmt: skip
     check_episodes(launch)
     calls = [row for row in launch.metrics() if row.get("environment/tool_calls")]
     assert calls and any(row["environment/failed_calls"] for row in calls)
@@ -104,7 +97,4 @@ def test_environments_of_verifiers_openenv_and_an_mcp_server_train(tmp_path: Pat
         kind = group["prompt"]["problem"]["id"].removeprefix("train-").rpartition("-")[0]
         by_kind[kind].append(mean(one["total"] for one in group["rewards"]))
     print(f"rewards {by_kind}")
-    for kind, found in by_kind.items():
-        third = len(found) // 3
-        print(f"{kind}: {mean(found[:third]):.3f} in the first third, {mean(found[-third:]):.3f} in the last")
-        assert third >= 5, kind
+    assert all(len(found) >= 15 for found in by_kind.values())

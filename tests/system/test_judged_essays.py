@@ -13,15 +13,9 @@ import pytest
 from tests.system.launch import Launch
 from tests.verify.test_judges import Server, asked
 
-pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(1500)]
-
-SEA = [
-    "The waves come and go.",
-    "The water is blue.",
-    "The tide is high.",
-    "The fish swim deep.",
-    "Salt is in the wind.",
-]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1500)]
+SEA = ["The waves come and go.", "The water is blue.", "The tide is high.", "The fish swim deep.",
+       "Salt is in the wind."]  # fmt: skip
 OTHER = ["The train is late.", "The bread is warm.", "The clock is slow.", "The road is long.", "The hill is green."]
 PREPARE = f"""
 import json, random
@@ -44,28 +38,15 @@ def prepare(folder, options, seed):
     words = [text, "<think>I choose four sentences.", "</think>", *SENTENCES, *(" " + one for one in SENTENCES)]
     build(Path(folder, "model"), seed, train_tokenizer(words * 20, 400), 96)
 """
-SETTINGS = """
-steps = 25
-[prepare]
-script = "SCRIPT"
-[model]
-path = "made/model"
-dtype = "float32"
-max_tokens = 96
-[data]
-train = "made/train.jsonl"
-system_prompt = ""
-[sft]
-demonstrations = "made/demonstrations.jsonl"
-steps = 60
-batch = 32
-learning_rate = 3e-3
-[rollout]
-prompts_per_step = 8
-group_size = 8
-max_completion_tokens = 48
-max_sequences = 64
-cache_bytes = 67108864
+SETTINGS: dict[str, Any] = {
+    "steps": 25, "model__path": "made/model", "model__dtype": "float32", "model__max_tokens": 96,
+    "data__train": "made/train.jsonl", "data__system_prompt": "", "sft__demonstrations": "made/demonstrations.jsonl",
+    "sft__steps": 60, "sft__batch": 32, "sft__learning_rate": 3e-3, "rollout__prompts_per_step": 8,
+    "rollout__group_size": 8, "rollout__max_completion_tokens": 48, "rollout__max_sequences": 64,
+    "rollout__cache_bytes": 64 << 20, "optimiser__learning_rate": 1e-3, "optimiser__compute_dtype": "float32",
+    "checkpoint__every": 0,
+}  # fmt: skip
+REWARD = """
 [reward]
 length = 0
 language = 0
@@ -77,11 +58,6 @@ url = "URL"
 model = "scripted"
 instructions = "Grade how much of the text is about the sea."
 deadline_s = 60
-[optimiser]
-learning_rate = 1e-3
-compute_dtype = "float32"
-[checkpoint]
-every = 0
 """
 
 
@@ -96,21 +72,21 @@ def test_an_essay_task_trains_on_a_judge_without_a_box(tmp_path: Path) -> None:
     server.decide = sea_share
     threading.Thread(target=server.serve_forever, daemon=True).start()
     (tmp_path / "prepare.py").write_text(PREPARE)
-    text = SETTINGS.replace("SCRIPT", str(tmp_path / "prepare.py")).replace("URL", server.url)
-    (tmp_path / "essays.toml").write_text(text)
-    launch = Launch(tmp_path, "essays", file=str(tmp_path / "essays.toml"))
-    assert launch.wait(1200) == 0, launch.output[-6000:]
+    (tmp_path / "essays.toml").write_text(REWARD.replace("URL", server.url))
+    prepare = str(tmp_path / "prepare.py")
+    launch = Launch(
+        tmp_path, "essays", file=str(tmp_path / "essays.toml"), prepare__script=prepare, **SETTINGS
+    ).finish()
+    server.shutdown()
     rows = launch.metrics()
     gained = [fmean(row["reward/extra"] for row in part) for part in (rows[:5], rows[-5:])]
     print(f"mean of the judge's score and novelty: {gained[0]:.3f} in steps 1 to 5, {gained[1]:.3f} in the last 5")
     assert gained[1] > gained[0] + 0.2 and gained[1] > 0.75
-    assert all(
-        row["verify/no_answer"] + row["verify/open"] == sum(row[k] for k in row if k.startswith("verify/"))
-        for row in rows
-    )
+    for row in rows:
+        verdicts = sum(value for name, value in row.items() if name.startswith("verify/"))
+        assert row["verify/no_answer"] + row["verify/open"] == verdicts and "accuracy" not in row
     # a response may have the word, which is one of the tokenizer's; what is asked for has not
     told = ["".join(one["content"] for one in body["messages"]).partition("SOLUTION")[0] for body in server.seen]
-    assert "accuracy" not in rows[-1] and not any("boxed" in text for text in told)
+    assert not any("boxed" in text for text in told)
     rewards = [reward for group in launch.groups() for reward in group["rewards"]]
     assert {"sea", "novelty"} == set(rewards[-1]["extra"]), "the group's reward counts too"
-    server.shutdown()

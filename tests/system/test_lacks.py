@@ -1,25 +1,159 @@
-"""A launch that lacks something of the machine: a disk that turns read-only or is slow, open files, memory. One line
-names what is missing and the repair, and the same command goes on once it is there."""
+"""A launch that lacks something of the machine: a disk that is full, turns read-only or is slow, open files, memory, a
+steady clock. One line names what is missing and the repair, and the same command goes on once it is there."""
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import resource
+import shutil
 import signal
+import struct
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from dashboard.run_folder import RunFolder
 from tests.system.conftest import Start
 from tests.system.launch import ROOT, Launch
-from tests.system.test_deaths import ENDLESS, memory_group, remove
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+ENDLESS: dict[str, Any] = {
+    "command": "trainer", "steps": 10_000, "rollout__max_async_level": 2, "rollout__prompts_per_step": 2,
+    "checkpoint__every": 2, "evaluate__every": 0,
+}  # fmt: skip
+
+
+def test_too_few_open_files_are_refused_at_the_start() -> None:
+    limit = ["prlimit", "--nofile=256:256", sys.executable, "-m", "trainer", "configs/quickstart.toml"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(limit, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 2 and run.stderr == (
+        "error: processes may have 256 open files, and a launch needs 512: raise the limit of open files before the "
+        "start (`ulimit -n 65536`, /etc/security/limits.conf, or of a container --ulimit nofile=65536)\n"
+    )
+
+
+def ended(launch: Launch, before: int, *words: str, code: int = 1) -> str:
+    """Wait until a launch has ended with one line that says why. before: length of its output then."""
+    assert launch.wait() == code and launch.survivors() == [], launch.output[-3000:]
+    assert "Traceback" not in launch.output[before:], launch.output[before:][-3000:]
+    [line] = launch.errors
+    assert all(word in line for word in words), line
+    print(line)
+    return line
+
+
+def goes_on(start: Start, folder: Path, **settings: Any) -> None:
+    """The same command trains on from the checkpoint."""
+    launch = start(folder, **settings)
+    launch.until_step(len(launch.metrics()) + 1)
+    launch.process.send_signal(signal.SIGTERM)
+    assert launch.wait() == 128 + signal.SIGTERM and launch.survivors() == [] and "resuming" in launch.output
+    steps = [row["step"] for row in launch.metrics()]  # lines that a lost disk had not taken yet are lost with it
+    assert steps == list(range(steps[0], steps[-1] + 1)) and steps[-1] >= 4
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of its own."""
+    image, folder = tmp_path / "image", tmp_path / "disk"
+    folder.mkdir()
+    image.touch()
+    os.truncate(image, 256 << 20)
+    commands = (["mkfs.ext4", "-q", image], ["mount", "-o", "loop,errors=remount-ro", image, folder])
+    if any(subprocess.run(command, capture_output=True, check=False).returncode for command in commands):
+        pytest.skip("cannot mount a disk here")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=False)
+
+
+@pytest.mark.soak  # in make test: tests/trainer/test_full_disk.py, every writer on such disks, without a launch
+@pytest.mark.parametrize("lack", ["full", "read-only"])
+def test_a_disk_that_takes_no_more_is_told_and_the_launch_goes_on_from_it(
+    start: Start, tmp_path: Path, disk: Path, lack: str
+) -> None:
+    first = start(disk, log_dir=tmp_path, **ENDLESS)
+    first.until_step(3)
+    before = len(first.output)
+    if lack == "full":
+        with (disk / "filler").open("wb", buffering=0) as stream, pytest.raises(OSError):
+            while True:
+                stream.write(b"x" * 4096)
+        ended(first, before, "cannot be written", "free")
+        (disk / "filler").unlink()
+    else:
+        subprocess.run(["mount", "-o", "remount,abort", str(disk)], check=True)  # as after an error of the disk
+        line = ended(first, before, str(disk))
+        assert "Read-only file system" in line or "Input/output error" in line, "a flush gets the latter"
+        assert "make it writable, or choose" in line or "repair the disk, or choose" in line
+        subprocess.run(["umount", str(disk)], check=True)  # nothing holds it any more
+        subprocess.run(["mount", "-o", "loop", str(tmp_path / "image"), str(disk)], check=True)
+    goes_on(start, disk, log_dir=tmp_path, **ENDLESS)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_rank_that_may_open_no_more_files_is_named_with_the_limit(start: Start, tmp_path: Path, rank: int) -> None:
+    first = start(tmp_path, **ENDLESS)
+    first.until_step(3)
+    before = len(first.output)
+    resource.prlimit(first.rank_pid(rank), resource.RLIMIT_NOFILE, (5, 5))
+    ended(first, before, "Too many open files", "ulimit -n 65536")
+    goes_on(start, tmp_path, **ENDLESS)
+
+
+@pytest.fixture
+def memory_group() -> Iterator[Path]:
+    """A control group with a limit of its own."""
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    path = next((line.split(":", 2)[2] for line in lines if "memory" in line.split(":")[1]), None)
+    if path is None:
+        pytest.skip("needs control groups of version 1 with memory")
+    group = Path("/sys/fs/cgroup/memory", path.lstrip("/"), f"maestrale-test-{os.getpid()}")
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"cannot make a control group here: {error}")
+    yield group
+    for _ in range(600):
+        try:
+            return group.rmdir()
+        except OSError:  # its processes are not gone yet
+            time.sleep(0.1)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("who", ["controller (rank 0", "trainer 0 (rank 1", "engine 0 (rank 2)"])
+def test_what_the_kernel_kills_for_want_of_memory_is_told_as_that(
+    start: Start, tmp_path: Path, memory_group: Path, who: str
+) -> None:
+    """A rank ends the launch, an engine process is replaced."""
+    launch = start(tmp_path, **ENDLESS)
+    launch.until_step(2)
+    rank = int(who.rstrip(")")[-1])
+    victim, done = launch.engine_pid(2) if rank == 2 else launch.rank_pid(rank), len(launch.metrics())
+    (memory_group / "cgroup.procs").write_text(str(victim))
+    (memory_group / "memory.limit_in_bytes").write_text(str(1 << 20))  # of what it takes from now on
+    if rank == 2:
+        words = (who, f"pid {victim}", "memory killer has ended a process", "lower rollout.cache_bytes")
+        launch.until(lambda: launch.told(*words))
+        launch.until_step(done + 3)
+        assert not psutil.pid_exists(victim)
+        launch.kill()
+    else:
+        assert launch.wait() == 128 + signal.SIGKILL, launch.output[-3000:]
+        assert launch.told(who, f"pid {victim}", "out-of-memory killer has ended a process"), launch.output[-3000:]
+    assert launch.survivors() == []
+
+
 SLOW_DISK = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -45,124 +179,84 @@ int fsync(int file) {
     return ((int (*)(int))dlsym(RTLD_NEXT, "fsync"))(file);
 }
 """
+CLOCK = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/time.h>
+#include <time.h>
+static volatile long still, *ahead = &still; /* seconds, in a file that the test writes */
+__attribute__((constructor)) static void begin(void) {
+  const char *path = getenv("CLOCK_AHEAD");
+  int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+  void *page = file < 0 ? MAP_FAILED : mmap(0, sizeof(long), PROT_READ, MAP_SHARED, file, 0);
+  if (page != MAP_FAILED) ahead = page;
+}
+int clock_gettime(clockid_t clock, struct timespec *now) {
+  static int (*real)(clockid_t, struct timespec *);
+  if (!real) real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
+  int code = real(clock, now);
+  if (!code && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) now->tv_sec += *ahead;
+  return code;
+}
+int gettimeofday(struct timeval *restrict now, void *restrict zone) {
+  struct timespec exact;
+  clock_gettime(CLOCK_REALTIME, &exact);
+  now->tv_sec = exact.tv_sec, now->tv_usec = exact.tv_nsec / 1000;
+  return 0;
+}
+time_t time(time_t *to) {
+  struct timespec exact;
+  clock_gettime(CLOCK_REALTIME, &exact);
+  return to ? *to = exact.tv_sec : exact.tv_sec;
+}
+"""
+"""a wall clock that jumps, for all processes of a launch; clocks that only measure are left alone"""
 
 
-def only_line(launch: Launch, before: int, *words: str) -> str:
-    """The one line that says why a launch has ended."""
-    lines = launch.output[before:].splitlines()
-    assert not any("Traceback" in line for line in lines), launch.output[before:][-3000:]
-    (line,) = [line for line in lines if line.startswith("error: ")]
-    assert all(word in line for word in words), line
-    print(line)
-    return line
-
-
-def test_too_few_open_files_are_refused_at_the_start() -> None:
-    limit = ["prlimit", "--nofile=256:256", sys.executable, "-m", "trainer", "configs/quickstart.toml"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    run = subprocess.run(limit, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=150, check=False)
-    assert run.returncode == 2 and run.stderr == (
-        "error: processes may have 256 open files, and a launch needs 512: raise the limit of open files before the "
-        "start (`ulimit -n 65536`, /etc/security/limits.conf, or of a container --ulimit nofile=65536)\n"
+def preload(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch, **variables: Path) -> None:
+    """Compile a library that stands before those of the launches to come."""
+    (folder / "between.c").write_text(source)
+    compiler = shutil.which("gcc") or shutil.which("g++") or pytest.skip("needs a C compiler")
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", folder / "between.so", folder / "between.c", "-ldl"], check=True
     )
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of its own."""
-    image, folder = tmp_path / "image", tmp_path / "disk"
-    folder.mkdir()
-    image.touch()
-    os.truncate(image, 256 << 20)
-    commands = (["mkfs.ext4", "-q", image], ["mount", "-o", "loop,errors=remount-ro", image, folder])
-    if any(subprocess.run(command, capture_output=True, check=False).returncode for command in commands):
-        pytest.skip("cannot mount a disk here")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=False)
-
-
-@pytest.mark.soak
-def test_a_disk_that_turns_read_only_is_told_and_the_launch_goes_on_from_it(
-    start: Start, tmp_path: Path, disk: Path
-) -> None:
-    settings = {**ENDLESS, "checkpoint__every": 2, "rollout__prompts_per_step": 2}
-    first = start(disk, command="trainer", log_dir=tmp_path, **settings)
-    first.until_step(3)
-    before = len(first.output)
-    subprocess.run(["mount", "-o", "remount,abort", str(disk)], check=True)  # as after an error of the disk
-    assert first.wait(100) == 1 and first.survivors() == []
-    line = only_line(first, before, str(disk))
-    assert "Read-only file system" in line or "Input/output error" in line, "a flush gets the latter"
-    assert "make it writable, or choose" in line or "repair the disk, or choose" in line
-    subprocess.run(["umount", str(disk)], check=True)  # nothing holds it any more
-    subprocess.run(["mount", "-o", "loop", str(tmp_path / "image"), str(disk)], check=True)
-    second = start(disk, command="trainer", log_dir=tmp_path, **settings)
-    second.until_step(4)
-    second.process.send_signal(signal.SIGTERM)
-    assert second.wait(100) == 128 + signal.SIGTERM and second.survivors() == []
-    assert "resuming" in second.output
-    steps = [row["step"] for row in second.metrics()]  # lines that the disk had not taken yet are lost with it
-    assert steps == list(range(steps[0], steps[-1] + 1)) and steps[-1] >= 4
+    for name, value in {"LD_PRELOAD": folder / "between.so", **variables}.items():
+        monkeypatch.setenv(name, str(value))
 
 
 @pytest.mark.soak
 def test_a_slow_disk_costs_time_only(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, library, run_dir = tmp_path / "slow.c", tmp_path / "slow.so", tmp_path / "runs"
-    source.write_text(SLOW_DISK)
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", "-o", library, source, "-ldl"], check=True)
-    for name, value in (("LD_PRELOAD", library), ("SLOW_FOLDER", run_dir)):
-        monkeypatch.setenv(name, str(value))
-    launch = start(run_dir, command="trainer", log_dir=tmp_path, steps=6, rollout__prompts_per_step=2)
-    assert launch.wait(400) == 0, launch.output[-3000:]
+    preload(tmp_path, SLOW_DISK, monkeypatch, SLOW_FOLDER=tmp_path / "runs")
+    settings = {**ENDLESS, "steps": 6}
+    launch = start(tmp_path / "runs", log_dir=tmp_path, **settings).finish()
     assert launch.survivors() == [] and not launch.told("silent")
     assert launch.trained_prompts() == list(range(12))
-    seconds = [row["time/step_s"] for row in launch.metrics()]
-    print(f"a write takes 20 ms more, a flush 500 ms: {min(seconds):.1f} to {max(seconds):.1f} s a step")
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("rank", [0, 1, 2])
-def test_a_rank_that_may_open_no_more_files_is_named_with_the_limit(start: Start, tmp_path: Path, rank: int) -> None:
-    settings = {**ENDLESS, "checkpoint__every": 2, "rollout__prompts_per_step": 2}
-    first = start(tmp_path, command="trainer", **settings)
-    first.until_step(3)
-    before, began = len(first.output), time.monotonic()
-    resource.prlimit(first.rank_pid(rank), resource.RLIMIT_NOFILE, (5, 5))
-    assert first.wait(100) == 1 and first.survivors() == []
-    only_line(first, before, "Too many open files", "ulimit -n 65536")
-    print(f"{time.monotonic() - began:.0f} s")
-    second = start(tmp_path, command="trainer", **settings)
-    second.until_step(len(second.metrics()) + 1)
-    assert "resuming" in second.output
-    second.remember_processes()
-    second.kill()
-    assert second.survivors() == []
-
-
-@pytest.mark.soak
-def test_an_engine_process_that_the_kernel_kills_for_want_of_memory_is_told_as_that_and_replaced(
-    start: Start, tmp_path: Path
+def test_a_wall_clock_that_jumps_by_days_ends_nothing_and_loses_nothing(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch = start(tmp_path, command="trainer", **ENDLESS)
-    launch.until_step(2)
-    victim, group = launch.engine_pid(2), memory_group()
-    try:
-        (group / "cgroup.procs").write_text(str(victim))
-        (group / "memory.limit_in_bytes").write_text(str(1 << 20))  # of what it takes from now on
-        began, done = time.monotonic(), len(launch.metrics())
-        words = (
-            "engine 0 (rank 2)",
-            f"pid {victim}",
-            "memory killer has ended a process",
-            "lower rollout.cache_bytes",
-        )
-        launch.until(lambda: launch.told(*words), 100)
-        launch.until_step(done + 3)
-    finally:
-        remove(group)
-    print(f"replaced after {time.monotonic() - began:.0f} s; it was pid {victim}")
-    assert not psutil.pid_exists(victim)
-    launch.kill()
-    assert launch.survivors() == []
+    ahead, day = tmp_path / "ahead", 86_400
+    ahead.write_bytes(struct.pack("l", 0))
+    preload(tmp_path, CLOCK, monkeypatch, CLOCK_AHEAD=ahead)
+    launch = start(tmp_path, steps=40, deadlines__sync_s=30, deadlines__step_s=120)
+    monkeypatch.delenv("LD_PRELOAD")
+    for jump in (day, -day, 0):
+        launch.until_step(len(launch.metrics()) + 4)
+        with ahead.open("r+b") as file:
+            file.write(struct.pack("l", jump))
+        launch.until_step(len(launch.metrics()) + 4)
+        shown = RunFolder(launch.run_dir).summary()
+        assert shown["state"] == "running" and 0 < shown["step_s"] < 60 and 0 < shown["total_s"] < 3600, shown
+    rows = launch.finish().metrics()
+    leaps = [round((after["time"] - before["time"]) / day) for before, after in itertools.pairwise(rows)]
+    assert [leap for leap in leaps if leap] == [1, -2, 1], "the clock did jump"
+    assert launch.trained_prompts() == list(range(4 * 40)) and rows[-1]["engine/restarts"] == 0
+    assert not any(word in launch.output for word in ("waited", "silent", "hung", "Traceback"))
+    assert max(row["time/step_s"] for row in rows) < 60
+    left = re.findall(r"left ([^ ]+ [^ ]+)", launch.output)
+    assert left and not any("day" in one or " h" in one for one in left), left

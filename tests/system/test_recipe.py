@@ -1,87 +1,63 @@
-"""The recipe in real launches: stages through a kill, SFT mode with its best checkpoint, KL from the start."""
+"""The recipe in real launches: SFT mode through a kill, with its best checkpoint; stages through a kill."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.system.conftest import Start
-from tests.system.launch import Launch
+from tests.system.conftest import Imitation, Start
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
-
-STAGES = [
-    {"name": "short", "until_step": 3},
-    {"name": "long", "until_step": 7, "rollout": {"max_completion_tokens": 60, "prompts_per_step": 3}},
-    {"name": "last", "rollout": {"prompts_per_step": 2, "max_async_level": 1}, "optimiser": {"minibatches": 2}},
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+STAGES = (
+    '[{name = "short", until_step = 3},'
+    ' {name = "long", until_step = 7, rollout = {max_completion_tokens = 60, prompts_per_step = 3}},'
+    ' {name = "last", rollout = {prompts_per_step = 2, max_async_level = 1}, optimiser = {minibatches = 2}}]'
+)
 GROUPS = 3 * 4 + 4 * 3 + 3 * 2
 
 
-def stage_table() -> str:
-    """The stages as TOML on the command line."""
+def test_supervised_mode_is_evaluated_killed_resumed_and_keeps_its_best(imitation: Imitation) -> None:
+    killed, second, losses = imitation.killed, imitation.resumed, imitation.losses
+    assert imitation.code == 128 + 9 and killed.survivors() == []
+    words = ("trainer 0 (rank 1", f"pid {imitation.victim}", "killed by signal 9 (SIGKILL)", "goes on from step")
+    assert killed.told(*words), killed.output[-3000:]
+    made, resumed, rows = len(losses), second.resumed_from(), second.metrics("sft")
+    assert 10 <= resumed < made < 70, "some steps are made again"
+    assert [row["step"] for row in rows] == [*range(1, made + 1), *range(resumed + 1, 71)]
+    assert second.losses("sft")[made : 2 * made - resumed] == losses[resumed:], "bit for bit"
+    assert rows[-1]["sft/loss"] < rows[0]["sft/loss"]
+    for row in rows:
+        assert row["sft/tflops_per_device"] > 0 and row["sft/tokens_per_s_per_device"] > 0
+        assert row["sft/trainer_peak_bytes"] > 1 << 20
+    records = [(line["version"], line["evaluation"]) for line in second.lines("evaluations.jsonl")]
+    sampled = {version: found["accuracy"] for version, found in records if found["temperature"] == 1}
+    best = (second.run_dir / "best").resolve().name
+    assert set(sampled) == {0, 35, 70} and sampled[int(best.removeprefix("step_"))] == max(sampled.values())
+    assert (second.run_dir / "latest").resolve().name == "step_70"
 
-    def inline(value: object) -> str:
-        if isinstance(value, dict):
-            return "{" + ", ".join(f"{key} = {inline(item)}" for key, item in value.items()) + "}"
-        return json.dumps(value)
 
-    return "[" + ", ".join(inline(stage) for stage in STAGES) + "]"
-
-
-@pytest.mark.soak  # in make test: a killed launch in test_faults.py
-def test_three_stages_killed_inside_the_second_end_as_if_nothing_had_happened(start: Start, tmp_path: Path):
-    settings = {
-        "steps": 10, "stages": stage_table(), "checkpoint__every": 2, "objective__kl__weight": 0.05,
-        "evaluate__samples": 2,
+@pytest.mark.soak  # in make test: a killed launch in test_deaths.py
+def test_three_stages_killed_inside_the_second_end_as_if_nothing_had_happened(start: Start, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "steps": 10, "stages": STAGES, "checkpoint__every": 2, "objective__kl__weight": 0.05, "evaluate__samples": 2,
     }  # fmt: skip
     first = start(tmp_path, **settings)
     first.until_step(5)
     first.kill()
     assert first.survivors() == []
-    second = start(tmp_path, **settings)
-    assert second.wait(500) == 0, second.output[-6000:]
+    second = start(tmp_path, **settings).finish()
     assert "resuming" in second.output
     assert second.trained_prompts() == list(range(GROUPS)), "each group once, none lost"
-    rows = {row["step"]: row for row in second.metrics()}
-    assert [rows[step]["stage"] for step in range(1, 11)] == [0] * 3 + [1] * 4 + [2] * 3
-    assert [rows[step]["groups/trained"] for step in range(1, 11)] == [4] * 3 + [3] * 4 + [2] * 3
-    assert rows[10]["kl/reference"] != 0
-    changes = [json.loads(line) for line in (second.run_dir / "stages.jsonl").read_text().splitlines()]
-    assert [(change["version"], change["stage"]) for change in changes] == [(3, 1), (7, 2)]
-    longest = {}
+    rows = second.metrics()
+    assert [(row["step"], row["stage"], row["groups/trained"]) for row in rows] == [
+        (step, stage, 4 - stage) for step, stage in enumerate([0] * 3 + [1] * 4 + [2] * 3, 1)
+    ]
+    assert rows[-1]["kl/reference"] != 0 and max(row["staleness/max"] for row in rows) <= 3
+    assert [(change["version"], change["stage"]) for change in second.lines("stages.jsonl")] == [(3, 1), (7, 2)]
     for step in range(1, 11):
         lines = (second.run_dir / "rollouts" / f"step_{step}.jsonl").read_text().splitlines()
-        longest[step] = max(len(c["token_ids"]) for line in lines for c in json.loads(line)["completions"])
-    assert max(longest[step] for step in (1, 2, 3)) <= 40 and max(longest.values()) <= 60
-    assert max(row["staleness/max"] for row in rows.values()) <= 3
-
-
-def test_supervised_mode_is_evaluated_stopped_resumed_and_keeps_its_best(tmp_path: Path):
-    general = tmp_path / "general.jsonl"
-    general.write_text('{"problem": "Tom has 3 apples.", "completion": "In the beginning there are 3 apples."}\n')
-    settings = {
-        "mode": "sft", "sft__steps": 12, "sft__batch": 16, "sft__general": str(general),
-        "evaluate__every": 4, "checkpoint__every": 4,
-    }  # fmt: skip
-    first = Launch(tmp_path, **settings)
-    first.until(lambda: len(first.metrics("sft")) >= 6)
-    os.kill(first.rank_pid(0), signal.SIGINT)
-    assert first.wait(300) != 0 and "saving a checkpoint first" in first.output, first.output[-6000:]
-    second = Launch(tmp_path, **settings)
-    assert second.wait(500) == 0, second.output[-6000:]
-    resumed = int(second.output.partition("from step ")[2].split()[0])
-    assert 6 <= resumed < 12
-    rows = second.metrics("sft")
-    assert {row["step"] for row in rows} == set(range(1, 13))
-    assert rows[-1]["sft/loss"] < rows[0]["sft/loss"]
-    records = [json.loads(line) for line in (second.run_dir / "evaluations.jsonl").read_text().splitlines()]
-    sampled = {r["version"]: r["evaluation"]["accuracy"] for r in records if r["evaluation"]["temperature"] == 1}
-    assert set(sampled) == {0, 4, 8, 12}
-    best = (second.run_dir / "best").resolve().name
-    assert sampled[int(best.removeprefix("step_"))] == max(sampled.values())
-    assert (second.run_dir / "latest").resolve().name == "step_12"
+        longest = max(len(one["token_ids"]) for line in lines for one in json.loads(line)["completions"])
+        assert longest <= (40 if step <= 3 else 60)

@@ -13,7 +13,7 @@ import pytest
 from shared.config import Config
 from tests.system.conftest import Start
 from tests.system.launch import Launch
-from trainer.trackers import END_S, not_installed
+from trainer.trackers import not_installed
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 SETTINGS = {"rollout__max_async_level": 0, "steps": 6, "evaluate__every": 0}
@@ -26,16 +26,9 @@ def numbers(launch: Launch) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if not name.startswith(MEASURED)} for row in rows]
 
 
-def tracker_process(launch: Launch) -> psutil.Process:
-    children = psutil.Process(launch.rank_pid(0)).children()
-    return next(child for child in children if "dashboard.track" in child.cmdline())
-
-
 @pytest.fixture(scope="module")
 def without(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Launch:
-    launch = start(tmp_path_factory.mktemp("without"), **SETTINGS)
-    assert launch.wait() == 0, launch.output[-6000:]
-    return launch
+    return start(tmp_path_factory.mktemp("without"), **SETTINGS).finish()
 
 
 @pytest.mark.parametrize("harm", [None, signal.SIGKILL, signal.SIGSTOP])
@@ -46,13 +39,12 @@ def test_a_tracker_changes_no_number_of_a_launch(
         pytest.skip('the extra "tensorboard" is not installed')
     launch = start(tmp_path, **SETTINGS, trackers=["tensorboard"])
     launch.until_step(2)
-    victim = tracker_process(launch)
+    children = psutil.Process(launch.rank_pid(0)).children()
+    victim = next(child for child in children if "dashboard.track" in child.cmdline())
     if harm is not None:
         os.kill(victim.pid, harm)
-    assert launch.wait(400 + END_S) == 0, launch.output[-6000:]
-    assert launch.survivors() == [] and not victim.is_running()
-    assert launch.losses() == without.losses() and len(set(launch.losses())) == 6
-    assert numbers(launch) == numbers(without)
+    assert launch.finish().survivors() == [] and not victim.is_running()
+    assert numbers(launch) == numbers(without) and len(set(launch.losses())) == 6
     assert launch.told("tracker tensorboard", "killed by signal 9") is (harm is not None)
     sent = (launch.run_dir / "trackers" / "tensorboard.sent").read_text().splitlines()
     assert (sum(line.startswith("train ") for line in sent) == 6) is (harm is None)

@@ -1,8 +1,9 @@
 """One rank that plays the weight transfer alone: trainers and engines that meet anew, again and again.
 
-Usage: RANK=N python chain_rank.py SETTINGS, with the fields of `Play` as JSON. Ranks below `trainers` train, the others
-are engines; each comes to every point of every meeting after a random delay. An engine reads the slots as an engine
-process does, and compares what it read with the trainers' checksums. What a rank measured it prints as one JSON line.
+Usage: RANK=N python chain_rank.py FOLDER PLAYS: the fields of each `Play` as JSON; all have as many trainers. Ranks
+below `trainers` train, the others are engines; each comes to every point of every meeting after a random delay. An
+engine reads the slots as an engine process does, and compares what it read with the trainers' checksums. What a rank
+measured it prints as one JSON line.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -34,14 +35,13 @@ from rollout.weights.receiver import WeightReceiver
 SMALL = [("embed", (37, 16)), ("q", (8, 16)), ("k", (3, 16)), ("norm", (5,)), ("single", (1, 4))]
 LARGE = [("embed", (65536, 256)), *((f"layer{n}", (2048, 1024)) for n in range(16)), ("norm", (1024,))]
 """about 100 MB in bfloat16, a third of them in one tensor"""
-DEADLINE_S = 150.0
+DEADLINE_S = 400.0
 
 
 @dataclass
 class Play:
     """What the ranks play."""
 
-    folder: str
     trainers: int
     engines: int
     meetings: int = 1
@@ -49,7 +49,7 @@ class Play:
     delay_s: float = 0.0
     large: bool = False
     transport: str = "network"
-    die: tuple[int, int, int] | None = None
+    die: Sequence[int] = ()
     """(engine, version, tensors): its process dies after so many tensors of that version, and another one comes"""
 
     def dawdle(self) -> None:
@@ -108,36 +108,35 @@ def taken(receiver: WeightReceiver, version: int) -> Iterator[tuple[str, torch.T
 
 
 def sample(play: Play, store: dist.Store, engine: int) -> dict[str, object]:
-    """Take every version and compare it. Returns seconds of each version and the growth of this rank's memory."""
+    """Take every version and compare it. Returns the growth of this rank's memory."""
     play.dawdle()
     transfers = [json.loads(store.get(f"description/{rank}")) for rank in range(play.trainers)]
     play.dawdle()
     Path("/proc/self/clear_refs").write_text("5")  # VmHWM begins anew
     before = resident_bytes("VmRSS")
     receiver = WeightReceiver(transfers, engine, store, torch.device("cpu"))
-    dying, seconds = play.die, []
+    dying = list(play.die)
     for version in range(play.versions):
         keys = [f"written/{version}/{rank}" for rank in range(play.trainers)]
         store.wait(keys, timedelta(seconds=DEADLINE_S))
         truth = add_parts(json.loads(store.get(key)) for key in keys)
         play.dawdle()
-        start, sums = time.perf_counter(), dict[str, int]()
+        sums = dict[str, int]()
         while len(sums) < len(receiver.layout.places):
             receiver.wait_for(version, DEADLINE_S)
             for name, tensor in taken(receiver, version):
                 assert play.large or torch.equal(tensor, full_weights(version)[name].to(torch.bfloat16)), name
                 sums[name] = checksum_rows(tensor, 0, torch.bfloat16)
-                if dying == (engine, version, len(sums)):
+                if dying == [engine, version, len(sums)]:
                     receiver.engine_lost()
                     play.dawdle()
                     receiver.engine_back()
-                    dying, sums = None, {}
+                    dying, sums = [], {}
                     break
-        seconds.append(time.perf_counter() - start)
         compare_checksums(truth, sums, engine)
         store.set(f"taken/{version}/{engine}", "1")
     grown = resident_bytes("VmHWM") - before
-    found = {"seconds": seconds, "grown": grown, "transport": receiver.transport}
+    found = {"grown": grown, "transport": receiver.transport}
     if receiver.network is None:
         receiver.close()
         return {**found, "payload": receiver.layout.payload_bytes}
@@ -148,33 +147,29 @@ def sample(play: Play, store: dist.Store, engine: int) -> dict[str, object]:
     return {**found, "sent": receiver.network.chain.sent_bytes}
 
 
-def main(play: Play) -> None:
+def main(folder: str, plays: list[Play]) -> None:
     """Play one rank of every meeting."""
-    rank = int(os.environ["RANK"])
-    store = dist.FileStore(f"{play.folder}/store", -1)
-    store.set_timeout(timedelta(seconds=180))
+    rank, trainers = int(os.environ["RANK"]), plays[0].trainers
+    store = dist.FileStore(f"{folder}/store", -1)
+    store.set_timeout(timedelta(seconds=DEADLINE_S))
     torch.set_num_threads(1)
-    if rank < play.trainers:
-        group = dist.PrefixStore("trainers", store)
-        dist.init_process_group("gloo", store=group, rank=rank, world_size=play.trainers)
-    for number in range(play.meetings):
-        faulthandler.dump_traceback_later(DEADLINE_S - 10)  # a rank that hangs says where
-        random.seed(f"{number} {rank}")
-        torch.manual_seed(1000 * number + rank)
-        meeting = dist.PrefixStore(f"meeting/{number}", store)
-        if rank < play.trainers:
-            found = train(play, meeting, rank)
-        else:
-            found = sample(play, meeting, rank - play.trainers)
-        sys.stdout.write(json.dumps({"rank": rank, "meeting": number, **found}) + "\n")
-        sys.stdout.flush()
+    if rank < trainers:
+        dist.init_process_group("gloo", store=dist.PrefixStore("trainers", store), rank=rank, world_size=trainers)
+    for act, play in enumerate(plays):
+        for number in range(play.meetings if rank < trainers + play.engines else 0):
+            faulthandler.dump_traceback_later(DEADLINE_S - 10)  # a rank that hangs says where
+            random.seed(f"{number} {rank}")
+            torch.manual_seed(1000 * number + rank)
+            meeting = dist.PrefixStore(f"{act}/{number}", store)
+            found = train(play, meeting, rank) if rank < trainers else sample(play, meeting, rank - trainers)
+            sys.stdout.write(json.dumps({"rank": rank, "play": act, "meeting": number, **found}) + "\n")
+            sys.stdout.flush()
 
 
-def settings(play: Play) -> str:
-    """The argument of this program."""
-    return json.dumps(asdict(play))
+def command(folder: Path, *plays: Play) -> list[str]:
+    """What starts a rank."""
+    return [sys.executable, __file__, str(folder), json.dumps([asdict(play) for play in plays])]
 
 
 if __name__ == "__main__":
-    read = json.loads(sys.argv[1])
-    main(Play(**{**read, "die": tuple(read["die"]) if read["die"] else None}))
+    main(sys.argv[1], [Play(**play) for play in json.loads(sys.argv[2])])

@@ -100,11 +100,7 @@ HELD = WeightsHeld({"e": 70, "n": 60}, {"n": 2}, {"e": 120, "l": 140})
         ({"n": 6}, {}, r"sent: n still of the previous version \(dropped\)$"),
         ({"n": 33}, {}, r"sent: n differ \(dropped or damaged\)$"),
         ({"e": 10 + 6}, {"l": 50 + 9}, r"sent: the rows of trainer rank 1 in e, l still of the previous version$"),
-        (
-            {"e": 7, "n": 6},
-            {"e": 12, "l": 14},
-            r"sent: all 4 changed tensors are those of the previous version: e, n",
-        ),
+        ({"e": 7, "n": 6}, {"e": 12, "l": 14}, r"sent: all 4 changed tensors are those of the previous version: e, n"),
     ],
     ids=["linear", "head", "embedding", "copies", "one copy", "rank", "version"],
 )

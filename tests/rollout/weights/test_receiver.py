@@ -1,18 +1,22 @@
-"""Which transport an engine uses, from where everybody runs; and a buffer in host memory."""
+"""Which transport an engine uses, from where everybody runs, and where bytes lie: in host memory, in the two slots
+through which a model streams, and in a GPU's shard (checked on the CPU; true IPC needs a GPU)."""
 
 from __future__ import annotations
 
+import multiprocessing
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from rollout.weights import make_sender
-from rollout.weights.layout import plan_layout
+from rollout.weights import make_sender, slots
+from rollout.weights.cuda_ipc import DeviceShard, create_shard, part_bytes
+from rollout.weights.layout import BUFFERS, plan_layout
 from rollout.weights.receiver import check_flags, choose_transport
-from rollout.weights.shm import create_buffer, host_identity, open_buffer
-from shared.errors import ConfigError, RunError, SyncMismatch
+from rollout.weights.shm import create_buffer, export_handle, host_identity, import_handle, open_buffer
+from rollout.weights.slots import WeightSlots
+from shared.errors import ConfigError, DeadlineExceeded, RunError, SyncMismatch
 
 
 def transfers(transport: str, *hosts: str, kind: str = "shm") -> list[dict[str, Any]]:
@@ -50,7 +54,6 @@ def test_a_transport_that_cannot_reach_is_refused_with_the_repair() -> None:
         ([4, 6], "trainer 1 holds version 6"),
         ([-1, 4], "trainer 0 holds nothing complete"),
     ],
-    ids=["older", "written over", "half written"],
 )
 def test_a_part_of_another_version_is_named(flags: list[int], message: str) -> None:
     check_flags([4, 4], 4, 2)
@@ -87,3 +90,85 @@ def test_a_write_counts_its_bytes_and_replaces_every_second_version() -> None:
     assert [memory.version_flags(buffer)[0] for buffer in (0, 1)] == [2, 1]
     memory.close()
     sender.close()
+
+
+BUCKETS = plan_layout([("a", (4, 16)), ("b", (2, 16)), ("c", (2, 16)), ("d", (4, 16))], torch.float32, world=1)
+"""three: a; b and c; d"""
+
+
+def test_each_bucket_is_read_once_it_is_complete_and_is_free_once_every_worker_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slots, "DELIVERY_DEADLINE_S", 0.0)
+    rank = WeightSlots.create(BUCKETS, 2, torch.device("cpu"))
+    workers = [WeightSlots.open(BUCKETS, **rank.describe()) for _ in range(2)]
+    rank.begin(7)
+    values = {
+        name: torch.full(place.shape, float(number)) for number, (name, place) in enumerate(BUCKETS.places.items())
+    }
+    for number in (0, 1):
+        names = rank.buckets[number].names
+        rank.slot(number).copy_(torch.cat([values[name].flatten() for name in names]).view(torch.uint8))
+        rank.fill(number)
+    for reader, worker in enumerate(workers):
+        assert rank.taken == 0, "the other worker has not read the first bucket"
+        stream = worker.tensors(7, engine=3, reader=reader)
+        for name in ("a", "b", "c"):
+            received, tensor = next(stream)
+            assert received == name and torch.equal(tensor, values[name])
+        with pytest.raises(DeadlineExceeded, match="engine process 3"):
+            next(stream)  # the third bucket is not complete
+    assert (rank.filled, rank.taken) == (2, 2)
+    with pytest.raises(DeadlineExceeded):
+        next(workers[0].tensors(6, engine=3))
+    rank.begin(8)
+    assert (rank.filled, rank.taken) == (0, 0)
+    for side in (rank, *workers):
+        side.close()
+
+
+SHARDED = plan_layout([("a", (3, 4)), ("b", (4, 32)), ("c", (5,))], torch.bfloat16, world=2)
+ROWS = [("a", 2, 1), ("b", 2, 2), ("c", 3, 2)]
+
+
+def fill(shard: DeviceShard) -> None:
+    """Other values in each part of each buffer."""
+    for buffer in range(BUFFERS):
+        shard.version_flag(buffer).fill_(40 + buffer)
+        for number in range(len(ROWS)):
+            shard.rows_view(buffer, number).fill_(100 * buffer + number)
+
+
+def check(shard: DeviceShard) -> None:
+    """They are all there, with their shapes."""
+    for buffer in range(BUFFERS):
+        assert shard.version_flag(buffer).item() == 40 + buffer
+        views = [shard.rows_view(buffer, number) for number in range(len(ROWS))]
+        assert [tuple(view.shape) for view in views] == [(1, 4), (2, 32), (2,)]
+        for number, view in enumerate(views):
+            assert (view == 100 * buffer + number).all()
+
+
+def test_parts_of_a_shard_do_not_overlap() -> None:
+    shard = DeviceShard(SHARDED, ROWS, torch.zeros(BUFFERS * part_bytes(SHARDED, ROWS), dtype=torch.uint8))
+    assert shard.part_bytes == part_bytes(SHARDED, ROWS)
+    fill(shard)
+    check(shard)
+    sent = sum(shard.range_view(0, number).numel() for number in range(len(shard.ranges)))
+    assert 2 * (4 + 64 + 2) <= sent < shard.part_bytes
+
+
+def read_elsewhere(handle: dict[str, Any]) -> None:
+    """The engine's process."""
+    check(DeviceShard(SHARDED, ROWS, import_handle(handle)))
+
+
+@pytest.mark.gpu
+def test_another_process_reads_the_same_gpu_memory() -> None:
+    shard = create_shard(SHARDED, ROWS, torch.device("cuda", 0))
+    fill(shard)
+    torch.cuda.synchronize()
+    process = multiprocessing.get_context("spawn").Process(target=read_elsewhere, args=(export_handle(shard.memory),))
+    process.start()
+    process.join(300)
+    assert process.exitcode == 0

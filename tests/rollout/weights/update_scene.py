@@ -6,11 +6,10 @@ CPU, so it inherits the loader set here, and the page in which this process writ
 
 from __future__ import annotations
 
+import asyncio
 import json
 import mmap
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,11 +29,11 @@ from rollout.weights.parameters import Target
 from rollout.weights.proof import PublishedWeights, Updated
 from rollout.weights.sender import HostWeightSender
 from rollout.worker import EngineRank
+from shared.config import Config
 from shared.model.language_model import LanguageModel
 from shared.sections import Optimiser
+from shared.types import Completion
 from tests.packed import pack_from
-from tests.rollout.test_agreement import make_folder
-from tests.rollout.tiny_llama import engine_config
 from trainer.step.optimiser import make_optimiser
 from trainer.step.rank import TrainerRank
 from trainer.step.sent_weights import SentWeights
@@ -42,18 +41,12 @@ from trainer.step.sent_weights import SentWeights
 RANKS = 2
 PAGE = mmap.mmap(-1, mmap.PAGESIZE)
 """what goes wrong at the next update, as JSON"""
+Update = tuple[list[PublishedWeights], list[Updated]]
 
 
-@contextmanager
-def planted(**fault: Any) -> Iterator[None]:
-    """While this lasts: skip_packed, skip_plain = names of tensors ("linears": all but the head's, "head"); old =
-    names of tensors whose rows come from the version before ("all"), only those of trainer rank `rank` if given."""
-    write_page(fault)
-    yield
-    write_page({})
-
-
-def write_page(fault: dict[str, Any]) -> None:
+def plant(fault: dict[str, Any]) -> None:
+    """skip_packed, skip_plain = names of tensors ("linears": all but the head's, "head"); old = names of tensors whose
+    rows come from the version before ("all"), only those of trainer rank `rank` if given."""
     PAGE[:] = json.dumps(fault).encode().ljust(mmap.PAGESIZE)
 
 
@@ -103,13 +96,18 @@ def rank_rows(count: int, rank: int) -> slice:
 
 
 class UpdateScene:
-    """Weights that move, and an engine that follows."""
+    """Weights that move, and an engine that follows; it has an event loop of its own."""
 
-    def __init__(self, decoder: LanguageModel, dtype: str, engine: LocalEngine):
-        self.decoder, self.dtype, self.engine, self.version = decoder, dtype, engine, -1
+    def __init__(self, folder: Path, decoder: LanguageModel, config: Config, place: str, faulty: type):
+        """folder: of the model that the engine starts with. faulty: what the engine has at `place`."""
+        self.decoder, self.dtype, self.version = decoder, config.model.dtype, -1
+        self.runner, self.engine = asyncio.Runner(), LocalEngine(config, str(folder))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(place, faulty)
+            self.runner.run(self.engine.start())
         sent = SentWeights(decoder)
         named = sent.named
-        layout, store = plan_layout(unique_shapes(named), getattr(torch, dtype), RANKS), dist.HashStore()
+        layout, store = plan_layout(unique_shapes(named), getattr(torch, self.dtype), RANKS), dist.HashStore()
 
         def sender(rank: int) -> HostWeightSender:
             cuts = [(name, value, rank_rows(len(value), rank)) for name, value in named]
@@ -120,10 +118,23 @@ class UpdateScene:
 
         with ThreadPoolExecutor(RANKS) as pool:
             self.senders = list(pool.map(sender, range(RANKS)))
-        generator = torch.Generator().manual_seed(5)
-        self.probe = [torch.randint(3, 256, (count,), generator=generator).tolist() for count in (12, 40, 200)]
+        self.generator = torch.Generator().manual_seed(5)
+        lengths = (12, 40, 200)
+        self.probe = [torch.randint(3, 256, (count,), generator=self.generator).tolist() for count in lengths]
         self.optimiser = make_optimiser(decoder, Optimiser(learning_rate=1e-6))
-        self.generator = generator
+        self.before = self.sample()
+        """completions of the model of the folder"""
+        self.runner.run(self.engine.attach([each.describe() for each in self.senders]))
+
+    def close(self) -> None:
+        self.runner.run(self.engine.close())
+        self.runner.close()
+        for sender in self.senders:
+            sender.close()
+
+    def sample(self, seeds: tuple[int, ...] = (1, 2)) -> list[Completion]:
+        """Completions of 97 tokens, whose keys and values are cached."""
+        return self.runner.run(self.engine.sample(list(range(3, 100)), seeds))
 
     @torch.no_grad()
     def move(self, share: float) -> None:
@@ -132,22 +143,22 @@ class UpdateScene:
             size = parameter.square().mean().sqrt() * share
             parameter.add_(torch.randn(parameter.shape, generator=self.generator) * size)
 
-    @torch.no_grad()
-    def restore(self, weights: list[torch.Tensor]) -> None:
-        """Take up the weights of an earlier time, in the order of the parameters."""
-        for parameter, kept in zip(self.decoder.parameters(), weights, strict=True):
-            parameter.copy_(kept)
-
-    def step(self, rate: float = 1e-6) -> None:
+    def step(self) -> None:
         """A true step of AdamW on random tokens."""
         tokens = torch.randint(3, 256, (64,), generator=self.generator).tolist()
         (-self.decoder(pack_from([tokens], [8]))[0].mean()).backward()
-        self.optimiser.param_groups[0]["lr"] = self.optimiser.param_groups[1]["lr"] = rate
         self.optimiser.step()
         self.optimiser.zero_grad()
 
-    async def update(self) -> tuple[list[PublishedWeights], list[Updated]]:
-        """Publish the weights as they are; what the trainers and the engine say of it."""
+    def update(self, **fault: Any) -> Update:
+        """Publish the weights as they are, with a fault planted; what the trainers and the engine say of it."""
+        plant(fault)
+        try:
+            return self.runner.run(self.publish())
+        finally:
+            plant({})
+
+    async def publish(self) -> Update:
         self.version += 1
         published = []
         for rank, sender in enumerate(self.senders):
@@ -162,19 +173,3 @@ class UpdateScene:
         """The trainers' log-probs of the probe."""
         place: Any = SimpleNamespace(decoder=self.decoder, role=SimpleNamespace(device="cpu"))
         return TrainerRank.score(place, self.probe)
-
-
-@asynccontextmanager
-async def update_scene(folder: Path, family: str, dtype: str) -> Any:
-    """Start the engine of a tiny model; the test sends the first version."""
-    decoder = make_folder(folder / "model", family)
-    config = engine_config()
-    config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loader, "CpuWeightLoader", FaultyLoader)
-        async with LocalEngine(config, str(folder / "model")) as engine:
-            scene = UpdateScene(decoder, dtype, engine)
-            await engine.client.call(EngineRank.attach, [sender.describe() for sender in scene.senders])
-            yield scene
-            for sender in scene.senders:
-                sender.close()
