@@ -34,23 +34,22 @@ def ask(url: str, problem: Problem, *turns: str) -> list[Observation]:
     """The observations of an episode of an agent at a server."""
 
     async def scene() -> list[Observation]:
-        async with agent(url=url) as one:
-            return await play(one, [action(turn) for turn in turns], problem)
+        async with agent(url=url) as episode:
+            return await play(episode, [action(turn) for turn in turns], problem)
 
     return asyncio.run(scene())
 
 
-def act(kind: type[Environment], name: str, options: dict[str, Any], *turns: str) -> list[Observation]:
+def act(kind: type[Environment], options: dict[str, Any], *turns: str) -> list[Observation]:
     """The observations of an episode in another environment."""
 
     async def scene() -> list[Observation]:
-        one = made(kind, name, options, grade, RewardWeights())
+        environment = made(kind, "foreign", options, grade, RewardWeights())
         try:
-            async with asyncio.timeout(100):
-                seen = [await one.reset(Problem("p", "Find the number.", "5"), 7)]
-                return [*seen, *[await one.step(action(turn)) for turn in turns]]
+            seen = [await environment.reset(Problem("p", "Find the number.", "5"), 7)]
+            return [*seen, *[await environment.step(action(turn)) for turn in turns]]
         finally:
-            await one.close()
+            await environment.close()
 
     return asyncio.run(scene())
 
@@ -84,8 +83,8 @@ def test_environments_of_verifiers(tmp_path: Path, environment: str) -> None:
 
 
 def reverse_text(url: str, row: str) -> None:
-    for said, least, most in ((row[::-1], 1.0, 1.0), (row[::-1] + " e", 0.5, 0.95)):
-        seen = ask(url, Problem("p", "reverse-text 3", ""), f"<reversed_text>{said}</reversed_text>")
+    for answer, least, most in ((row[::-1], 1.0, 1.0), (row[::-1] + " e", 0.5, 0.95)):
+        seen = ask(url, Problem("p", "reverse-text 3", ""), f"<reversed_text>{answer}</reversed_text>")
         assert [message.role for message in seen[0].messages] == ["system", "user"]
         assert texts(seen)[0] == row and seen[-1].done and least <= (seen[-1].reward or 0) <= most
 
@@ -93,19 +92,18 @@ def reverse_text(url: str, row: str) -> None:
 def alphabet_sort(url: str) -> None:
     problem = Problem("p", "alphabet-sort 0", "")
     first, second, _ = texts(ask(url, problem, "nothing", "nothing"))
-    one, two = (text.split(" name: ")[1].split()[0] for text in (first, second))
+    before, new = (text.split(" name: ")[1].split()[0] for text in (first, second))
     place = 1 if "LAST" in first else 0
-    lines = sorted([one, two], key=lambda name: re.findall("[A-Z][a-z]+", name)[place])
-    said = "\n".join(f"{name} // new name!" if name == two else name for name in lines)
+    names = sorted([before, new], key=lambda name: re.findall("[A-Z][a-z]+", name)[place])
+    both = "\n".join(f"{name} // new name!" if name == new else name for name in names)
     form = "<{0}>\n{1}\n</{0}>".format
-    seen = ask(url, problem, form("alphabetical_sorted", one), form("combined_alphabetical_sorted", said))
+    seen = ask(url, problem, form("alphabetical_sorted", before), form("combined_alphabetical_sorted", both))
     assert seen[-1].done and seen[-1].reward == 1.0
 
 
 def test_a_server_of_openenv() -> None:
     with openenv() as url:
-        options = {"url": url, "action": "guess", "observation": "hint"}
-        seen = act(OpenEnv, "openenv", options, "3", "7", "6")
+        seen = act(OpenEnv, {"url": url, "action": "guess", "observation": "hint"}, "3", "7", "6")
     assert texts(seen) == ["Find the number.\n\nfrom 1 to 8", "higher", "lower", "right"]
     assert [one.reward for one in seen] == [None, 0.0, 0.0, 1.0] and [one.done for one in seen].index(True) == 3
 
@@ -114,7 +112,7 @@ def test_the_clock_of_mcp_s_reference_servers() -> None:
     command = f"{python('agents', 'mcp_server_time')} -m mcp_server_time --local-timezone UTC"
     asked = {"source_timezone": "UTC", "time": "03:00", "target_timezone": "Asia/Tokyo"}
     calls = [call_text("convert_time", json.dumps({**asked, **more})) for more in ({}, {"target_timezone": "Mars"})]
-    seen = act(Mcp, "mcp", {"command": command}, "\n".join(calls), "12")
+    seen = act(Mcp, {"command": command}, "\n".join(calls), "12")
     right, wrong = (message.text for message in seen[1].messages)
     assert "T12:00:00+09:00" in right and wrong.startswith("Error: ") and "Mars" in wrong
     assert seen[1].info == {"tool_calls": 2.0, "failed_calls": 1.0} and seen[-1].done

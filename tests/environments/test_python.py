@@ -16,10 +16,10 @@ from verify.plugins import Failed
 
 def run(*codes: str, seed: int = 3, of_run: Sandbox | None = None, **options: Any) -> list[Observation]:
     async def play() -> list[Observation]:
-        one = new(Python, of_run, **options)
-        await one.reset(PROBLEM, seed)
-        return [await one.step(turn(("python", {"code": code}))) for code in codes]
+        await environment.reset(PROBLEM, seed)
+        return [await environment.step(turn(("python", {"code": code}))) for code in codes]
 
+    environment = new(Python, of_run, **options)
     return asyncio.run(play())
 
 
@@ -29,27 +29,24 @@ def texts(*codes: str, **more: Any) -> list[str]:
 
 def test_names_files_and_random_numbers_are_there_in_the_next_program() -> None:
     drawn = "import random\nx = random.random()\nprint(x)"
-    found = texts(
-        "def f(n):\n    return n + 1\nf(1)", drawn, "f(3), x", "open('a', 'w').write('hi')", "open('a').read()"
-    )
-    assert found[0] == "2\n" and found[2] == f"(4, {found[1].strip()})\n" and found[4] == "'hi'\n"
-    assert texts(drawn) == [found[1]] and texts(drawn, seed=4) != [found[1]]
+    define, write = "def f(n):\n    return n + 1\nf(1)", "open('a', 'w').write('hi')"
+    two, number, both, _, hi = texts(define, drawn, "f(3), x", write, "open('a').read()")
+    assert (two, both, hi) == ("2\n", f"(4, {number.strip()})\n", "'hi'\n")
+    assert texts(drawn) == [number] and texts(drawn, seed=4) != [number]
 
 
 def test_only_the_output_of_the_last_program_is_shown_and_the_whole_repeats() -> None:
     codes = ["print('first')", "import sys\nprint('error', file=sys.stderr)\nsys.stdout.close()", "print('third')", ""]
-    assert texts(*codes) == texts(*codes)
-    assert texts(*codes)[2:] == ["third\n", "(it printed nothing)"]
+    printed = texts(*codes)
+    assert printed == texts(*codes) and printed[2:] == ["third\n", "(it printed nothing)"]
 
 
 def test_a_program_that_raises_keeps_what_it_did() -> None:
-    found = run("x = 1\nx / 0\nx = 2", "x", "raise SystemExit", "x", "y = (")
-    assert "ZeroDivisionError: division by zero" in found[0].messages[0].text and 'File "cell 1", line 2' in str(
-        found[0]
-    )
-    assert "program_process" not in str(found[0]) and [one.info["failed_calls"] for one in found] == [1, 0, 0, 0, 1]
-    assert found[1].messages[0].text == found[3].messages[0].text == "1\n"
-    assert "SyntaxError" in found[4].messages[0].text
+    seen = run("x = 1\nx / 0\nx = 2", "x", "raise SystemExit", "x", "y = (")
+    error, value, _, again, syntax = (observation.messages[0].text for observation in seen)
+    assert "ZeroDivisionError: division by zero" in error and 'File "cell 1", line 2' in error
+    assert "program_process" not in error and value == again == "1\n" and "SyntaxError" in syntax
+    assert [observation.info["failed_calls"] for observation in seen] == [1, 0, 0, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -64,10 +61,10 @@ def test_a_program_that_raises_keeps_what_it_did() -> None:
     ],
 )
 def test_a_program_that_is_stopped_changes_nothing(code: str, told: str) -> None:
-    found = run("x = 1", code, "x", sandbox={"test_s": 3.0})
-    assert told in found[1].messages[0].text and "What it changed is undone" in found[1].messages[0].text
-    assert len(found[1].messages[0].text) < 2200 and found[1].info["failed_calls"] == 1.0
-    assert found[2].messages[0].text == "1\n"
+    _, stopped, after = run("x = 1", code, "x", sandbox={"test_s": 3.0})
+    text = stopped.messages[0].text
+    assert told in text and "What it changed is undone" in text and len(text) < 2200
+    assert stopped.info["failed_calls"] == 1.0 and after.messages[0].text == "1\n"
 
 
 def test_the_limits_are_those_of_the_run_unless_options_say_others() -> None:

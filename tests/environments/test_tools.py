@@ -11,7 +11,6 @@ import pytest
 
 from environments.environment import Action, Environment, Observation, made
 from environments.tools import MOST_CALLS, ToolEnvironment, ToolError, cut, tool
-from serve.tools import Function, Tool, describe_form
 from shared.errors import ConfigError
 from shared.sandbox_settings import Sandbox
 from shared.sections import RewardWeights
@@ -61,44 +60,32 @@ class Sums(ToolEnvironment):
         return [*super().tools(), double]
 
 
-def test_tools_are_told_as_serving_tells_them() -> None:
-    observation = asyncio.run(new(Sums).reset(PROBLEM, 1))
-    schema = {
-        "additionalProperties": False,
-        "properties": {"a": {"type": "integer"}, "b": {"default": 1, "type": "integer"}},
-        "required": ["a"],
-        "type": "object",
-    }
-    one = {"properties": {"how": {"type": "string"}}, "required": ["how"]}
-    number = {"properties": {"number": {"type": "integer"}}, "required": ["number"]}
-    rest = {"additionalProperties": False, "type": "object"}
-    form = describe_form(
-        [
-            Tool(type="function", function=Function(name=name, description=told, parameters=parameters))
-            for name, told, parameters in [
-                ("add", "Add two whole numbers,\nor one and 1.", schema),
-                ("fail", "Fail.", dict(sorted((one | rest).items()))),
-                ("double", "Double a number.", dict(sorted((number | rest).items()))),
-            ]
-        ],
-        None,
-    )
-    assert form is not None
-    [message] = observation.messages
-    assert message.role == "system" and message.text == form.text.replace("{given}", form.given)
+def test_tools_are_known_by_their_signatures() -> None:
+    """tests/environments/test_serving.py compares how they are told."""
+    environment = new(Sums)
+    asyncio.run(environment.reset(PROBLEM, 1))
+    rest, integer = {"additionalProperties": False, "type": "object"}, {"type": "integer"}
+    assert [tuple(definition) for definition in environment.definitions] == [
+        ("add", "Add two whole numbers,\nor one and 1.",
+         {**rest, "properties": {"a": integer, "b": {"default": 1, **integer}}, "required": ["a"]}),
+        ("fail", "Fail.", {**rest, "properties": {"how": {"type": "string"}}, "required": ["how"]}),
+        ("double", "Double a number.", {**rest, "properties": {"number": integer}, "required": ["number"]}),
+    ]  # fmt: skip
 
 
-async def played(*actions: Action, **options: Any) -> list[Observation]:
-    one = new(Sums, **options)
-    await one.reset(PROBLEM, 1)
-    return [await one.step(action) for action in actions]
+def played(*actions: Action, **options: Any) -> list[Observation]:
+    async def play() -> list[Observation]:
+        await environment.reset(PROBLEM, 1)
+        return [await environment.step(action) for action in actions]
+
+    environment = new(Sums, **options)
+    return asyncio.run(play())
 
 
 def test_calls_are_run_in_order_and_a_turn_without_one_ends_the_episode() -> None:
-    first, last = asyncio.run(
-        played(turn(("add", {"a": 1, "b": 2}), ("double", {"number": 4}), ("add", {"a": 1})), turn(before="It is 3."))
-    )
-    assert [(one.role, one.text) for one in first.messages] == [("tool", "3"), ("tool", "8"), ("tool", "2")]
+    calls = ("add", {"a": 1, "b": 2}), ("double", {"number": 4}), ("add", {"a": 1})
+    first, last = played(turn(*calls), turn(before="It is 3."))
+    assert [(message.role, message.text) for message in first.messages] == [("tool", "3"), ("tool", "8"), ("tool", "2")]
     assert not first.done and first.info == {"tool_calls": 3.0, "failed_calls": 0.0} and Sums.verified
     assert last.done and not last.messages and last.info == {"tool_calls": 0.0, "failed_calls": 0.0}
 
@@ -121,40 +108,44 @@ def test_calls_are_run_in_order_and_a_turn_without_one_ends_the_episode() -> Non
     ],
 )
 def test_a_call_that_is_wrong_is_told_and_counted(text: str, told: str) -> None:
-    [found] = asyncio.run(played(Action(text, text)))
-    [message] = found.messages
+    [answer] = played(Action(text, text))
+    [message] = answer.messages
     assert message.role == "tool" and message.text.startswith("Error: ") and told in message.text
-    assert not found.done and found.info == {"tool_calls": 1.0, "failed_calls": 1.0}
+    assert not answer.done and answer.info == {"tool_calls": 1.0, "failed_calls": 1.0}
 
 
 def test_what_fails_for_good_costs_the_episode() -> None:
     with pytest.raises(Failed, match="gone"):
-        asyncio.run(played(turn(("fail", {"how": "crash"}))))
+        played(turn(("fail", {"how": "crash"})))
 
 
 def test_calls_in_the_reasoning_are_none_and_there_are_not_too_many() -> None:
-    text = call_text("add", '{"a": 1}')
-    thought, many = asyncio.run(played(Action(f"<think>{text}</think>3", "3"), turn(*[("add", {"a": 1})] * 40)))
-    assert thought.done and len(many.messages) == MOST_CALLS + 1
-    assert [one.text for one in many.messages[:MOST_CALLS]] == ["2"] * MOST_CALLS
-    assert many.messages[-1].text == f"Error: a turn has at most {MOST_CALLS} calls"
+    call = call_text("add", '{"a": 1}')
+    thought, many = played(Action(f"<think>{call}</think>3", "3"), turn(*[("add", {"a": 1})] * 40))
+    excess = f"Error: a turn has at most {MOST_CALLS} calls"
+    assert thought.done and [message.text for message in many.messages] == ["2"] * MOST_CALLS + [excess]
 
 
 def test_long_results_are_cut_in_their_middle() -> None:
     assert cut("a" * 50 + "b" * 50, 100) == "a" * 50 + "b" * 50
     assert cut("a" * 1000 + "b" * 1000, 100) == "a" * 50 + "\n[... 1900 characters left out ...]\n" + "b" * 50
-    [found] = asyncio.run(played(turn(("subtract" * 10_000, {})), result_characters=100))
-    assert len(found.messages[0].text) < 200
+    [answer] = played(turn(("subtract" * 10_000, {})), result_characters=100)
+    assert len(answer.messages[0].text) < 200
 
 
-def test_a_tool_without_types_or_docstring_is_refused_where_it_stands(tmp_path: Path) -> None:
-    head = "from environments.tools import ToolEnvironment, tool\n@tool\n"
-    for body, told in [
-        ("def f(a: int) -> int:\n    return a\n", "has no docstring"),
-        ("def f(a) -> int:\n    'x'\n", "needs a type for its argument a"),
-        ("def f(*a: int) -> int:\n    'x'\n", "takes no \\*"),
-        ("def f(a: 'Nothing') -> int:\n    'x'\n", "annotations of the tool f are not understood"),
-    ]:
-        (tmp_path / "plugin.py").write_text(head + body)
-        with pytest.raises(ConfigError, match=told):
-            run_file(tmp_path / "plugin.py", "environment.plugins")
+@pytest.mark.parametrize(
+    ("definition", "told"),
+    [
+        ("f(a: int) -> int:\n    return a", "has no docstring"),
+        ("f(a) -> int:\n    'x'", "needs a type for its argument a"),
+        ("f(*a: int) -> int:\n    'x'", "takes no \\*"),
+        ("f(a: 'Nothing') -> int:\n    'x'", "annotations of the tool f are not understood"),
+    ],
+)
+def test_a_tool_without_types_or_docstring_is_refused_where_it_stands(
+    tmp_path: Path, definition: str, told: str
+) -> None:
+    file = tmp_path / "plugin.py"
+    file.write_text(f"from environments.tools import ToolEnvironment, tool\n@tool\ndef {definition}\n")
+    with pytest.raises(ConfigError, match=told):
+        run_file(file, "environment.plugins")
