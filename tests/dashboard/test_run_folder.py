@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [("running", "running"), ("crashed", "crashed"), ("finished", "finished"), ("stopped", "stopped"),
      ("exit code 1", "crashed"), ("exit code 130", "stopped"), ("stopped because something hung", "crashed")],
 )  # fmt: skip
-def test_how_a_run_stands(folder: Path, tmp_path: Path, ended: str, state: str) -> None:
+def test_how_a_run_stands(tmp_path: Path, ended: str, state: str) -> None:
     write_lock(tmp_path, ended)
     assert RunFolder(tmp_path).summary()["state"] == state
 
@@ -57,17 +57,20 @@ def test_a_run_on_another_machine_is_silent_after_a_while(tmp_path: Path) -> Non
 
 
 def test_the_overview_of_a_run(folder: Path) -> None:
-    found = RunFolders(folder).find("a").overview()
-    last = metrics(60)
-    assert found["run"]["step"] == found["run"]["steps"] == 60 and found["run"]["accuracy"] == last["accuracy"]
-    assert found["names"]["entropy"]["unit"] == "nats" and found["names"]["sft/loss"]["kind"] == "sft"
-    assert found["bound"] == Config().max_staleness and found["alarms"] == [] and found["damaged"] == 0
-    assert found["verdicts"]["correct"] == 12_000 and found["rollouts"] == [60]
-    assert [(one["version"], one["temperature"]) for one in found["evaluations"]] == [
-        (version, temperature) for version in (0, 30, 60) for temperature in (1.0, 0.0)
-    ]
-    assert found["evaluations"][0]["parts"]["language/de"]["accuracy"] == pytest.approx(0.25)
-    assert "samples" not in found["evaluations"][0] and found["evaluations"][4]["hours"] == pytest.approx(240 / 3600)
+    told, last = RunFolders(folder).find("a").overview(), metrics(60)
+    assert told["run"]["step"] == told["run"]["steps"] == 60 and told["run"]["accuracy"] == last["accuracy"]
+    assert told["names"]["entropy"]["unit"] == "nats" and told["names"]["sft/loss"]["kind"] == "sft"
+    assert told["bound"] == Config().max_staleness and told["alarms"] == [] and told["damaged"] == 0
+    assert told["verdicts"]["correct"] == 12_000 and told["rollouts"] == [60]
+    evaluations = told["evaluations"]
+    places = [(version, temperature) for version in (0, 30, 60) for temperature in (1.0, 0.0)]
+    assert [(one["version"], one["temperature"]) for one in evaluations] == places
+    assert evaluations[0]["parts"]["language/de"]["accuracy"] == pytest.approx(0.25)
+    assert "samples" not in evaluations[0] and evaluations[4]["hours"] == pytest.approx(240 / 3600)
+    assert [phase["phase"] for phase in told["timeline"]["phases"]][-1] == "training"
+    step, _, taken, wait, train, sync, checkpoint, stall = told["timeline"]["steps"][-1]
+    assert (step, taken, wait, train) == (60, 4.0, last["time/wait_batch_s"], last["time/train_s"])
+    assert (sync, checkpoint, stall) == (0.1, 0.9, last["sync/stall_ms"] / 1000)
 
 
 def test_a_folder_that_may_not_be_entered_hides_no_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,10 +87,8 @@ def test_a_folder_that_may_not_be_entered_hides_no_run(folder: Path, monkeypatch
 
 def open_app(folder: Path) -> TestClient:
     """A client of a dashboard, with its token."""
-    known = {"Authorization": "Bearer abc"}
-    return TestClient(
-        create_app(folder, "abc"), base_url="http://127.0.0.1:8400", client=("127.0.0.1", 5), headers=known
-    )
+    return TestClient(create_app(folder, "abc"), base_url="http://127.0.0.1:8400", client=("127.0.0.1", 5),
+                      headers={"Authorization": "Bearer abc"})  # fmt: skip
 
 
 def test_a_name_that_is_not_utf8_hides_only_itself(tmp_path: Path) -> None:
@@ -107,7 +108,8 @@ def test_a_name_that_is_not_utf8_hides_only_itself(tmp_path: Path) -> None:
         assert client.get("/api/runs").json()["runs"] == [] and client.get("/api/runs").json()["root"].endswith("bad·")
 
 
-def test_a_line_that_is_nested_too_deeply_is_no_row(folder: Path, tmp_path: Path) -> None:
+def test_hostile_lines_are_no_rows_and_hostile_numbers_no_figures(tmp_path: Path) -> None:
+    """Lines that are nested too deeply, and an integer that is larger than any float."""
     write_run(tmp_path / "a", steps=3, rollouts=0)
     before = RunFolders(tmp_path).find("a").overview()
     for name in ("metrics.jsonl", "evaluations.jsonl", "phases.jsonl"):
@@ -116,26 +118,13 @@ def test_a_line_that_is_nested_too_deeply_is_no_row(folder: Path, tmp_path: Path
     (tmp_path / "a" / "lock").write_bytes(b"[" * 4096)
     now = RunFolders(tmp_path).find("a").overview()
     assert now["names"] == before["names"] and now["damaged"] == 2 and now["run"]["step"] == before["run"]["step"]
-
-
-def test_an_integer_larger_than_any_float_is_no_figure(folder: Path, tmp_path: Path) -> None:
-    write_run(tmp_path / "a", steps=3, rollouts=0)
+    row = {"kind": "train", "step": 4, "time": 4.0, **metrics(4), "accuracy": 10**400, "entropy": -(10**400)}
     with open(tmp_path / "a" / "metrics.jsonl", "a") as file:
-        row = {"kind": "train", "step": 4, "time": 4.0, **metrics(4), "accuracy": 10**400, "entropy": -(10**400)}
         file.write(json.dumps(row) + "\n")
     run = RunFolders(tmp_path).find("a")
     assert 0 < run.summary()["accuracy"] < 1 and run.overview()["run"]["step"] == 4
-    found = run.series(["accuracy", "entropy"], "step", 10)
-    assert len(found["x"]) == 4 and found["values"]["accuracy"][-1] in (None, float("inf"))
-
-
-def test_who_waits_for_whom(folder: Path) -> None:
-    found = RunFolders(folder).find("a").timeline()
-    assert [phase["phase"] for phase in found["phases"]][-1] == "training"
-    step, _, taken, wait, train, sync, checkpoint, stall = found["steps"][-1]
-    row = metrics(60)
-    assert (step, taken, wait, train) == (60, 4.0, row["time/wait_batch_s"], row["time/train_s"])
-    assert (sync, checkpoint, stall) == (0.1, 0.9, row["sync/stall_ms"] / 1000)
+    series = run.series(["accuracy", "entropy"], "step", 10)
+    assert len(series["x"]) == 4 and series["values"]["accuracy"][-1] in (None, float("inf"))
 
 
 def test_series_of_a_part_of_an_axis(folder: Path) -> None:
