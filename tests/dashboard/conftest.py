@@ -18,9 +18,7 @@ class Link:
     """The link that a dashboard or a launch printed, as a visitor wants it."""
 
     def __init__(self, printed: str):
-        found = re.search(r"(http://127\.0\.0\.1:\d+)/\?token=([\w-]{32})$", printed.strip())
-        assert found, printed
-        self.url, self.token = found[1], found[2]
+        [(self.url, self.token)] = re.findall(r"(http://127\.0\.0\.1:\d+)/\?token=([\w-]{32})$", printed.strip())
         self.headers = {"Authorization": f"Bearer {self.token}"}
 
 

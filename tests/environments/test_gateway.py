@@ -255,17 +255,12 @@ async def test_a_gateway_that_dies_or_freezes_costs_the_episodes_under_way_and_i
 
 
 @asynchronous
-async def test_an_address_where_nothing_can_listen_is_told() -> None:
+async def test_options_are_checked() -> None:
+    for options, reason in (({}, "either command or url"), ({"url": "http://x", "address": "::"}, "one interface")):
+        with pytest.raises(ConfigError, match=reason):
+            checked_options(OPTIONS, "agent", Agent.Options, options)
     with pytest.raises(ConfigError, match=r"environment.options.agent.address = '192.0.2.1'"):
         await open_session("192.0.2.1")
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"), [({}, "either command or url"), ({"url": "http://x", "address": "::"}, "one interface")]
-)
-def test_options_are_checked(options: dict[str, str], reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        checked_options(OPTIONS, "agent", Agent.Options, options)
 
 
 CHAT: dict[str, Any] = {
@@ -347,9 +342,14 @@ async def test_the_gateway_refuses_strangers_and_large_bodies_and_two_requests_a
             second = await client.post("/v1/chat/completions", json=ASK)
             assert second.status_code == 400 and "one after the other" in second.json()["error"]["message"]
 
-        for wrong in ("", "Bearer x", f"Basic {session.key}"):
+        for wrong in ("", "Bearer x", "Bearer ", f"Basic {session.key}"):
             refusal = await client.post("/v1/chat/completions", json=ASK, headers={"Authorization": wrong})
             assert refusal.status_code == 401 and refusal.headers["x-should-retry"] == "false"
+            for path in ("chat/completions", "reward", "nothing"):  # before the body, and no connection is kept
+                head = f"POST /v1/{path} HTTP/1.1\r\nHost: x\r\nAuthorization: {wrong}\r\nContent-Length: 5000000\r\n"
+                reply = await reply_to(session, f"{head}\r\n".encode())
+                assert reply[:12] == b"HTTP/1.1 401" and b"no key of an episode" in reply
+        assert (await reply_to(session, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"))[:12] == b"HTTP/1.1 401"
         assert (await client.post("/v1/chat/completions", content=b"[" * (9 << 20))).status_code == 413
         assert (await client.post("/v1/chat/completions", content=b"[" * 100_000)).status_code == 400
         assert (await client.get("/v1/nothing")).json()["error"]["type"] == "not_found_error"
@@ -405,17 +405,6 @@ async def test_idle_connections_of_strangers_cost_no_agent_its_turn() -> None:
                 writer.close()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@asynchronous
-async def test_a_request_without_a_key_is_refused_before_its_body_and_keeps_no_connection() -> None:
-    async with episode() as (session, _):
-        for path in (b"chat/completions", b"reward", b"nothing"):
-            for key in (b"", b"Authorization: Bearer x\r\n", b"Authorization: Bearer \r\n"):
-                head = b"POST /v1/%s HTTP/1.1\r\nHost: x\r\n%sContent-Length: 5000000\r\n\r\n" % (path, key)
-                reply = await reply_to(session, head)
-                assert reply[:12] == b"HTTP/1.1 401" and b"no key of an episode" in reply
-        assert (await reply_to(session, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"))[:12] == b"HTTP/1.1 401"
 
 
 @asynchronous

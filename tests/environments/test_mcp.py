@@ -226,12 +226,6 @@ def test_a_server_that_starts_badly_is_given_up_though_its_transport_never_ends(
     assert [line.partition(" (")[0] for line in helpers.news()] == [GIVEN_UP]
 
 
-@pytest.mark.parametrize("options", [{}, {"command": "a", "url": "http://b"}, {"command": "a 'b"}])
-def test_options_name_one_server(options: dict[str, str]) -> None:
-    with pytest.raises(ConfigError, match=r"environment\.options\.mcp: "):
-        made(Mcp, "mcp", options, no_grade, RewardWeights())
-
-
 @pytest.mark.parametrize("row", read_table("environments/mcp_secrets"), ids=str)
 def test_a_secret_in_a_command_or_an_address_is_refused_and_not_repeated(row: dict[str, Any]) -> None:
     """named: what the refusal names; "" where nothing is a secret."""
@@ -245,16 +239,16 @@ def test_a_secret_in_a_command_or_an_address_is_refused_and_not_repeated(row: di
     assert "hush" not in text and ('= "NAME"' in text or '["NAME"]' in text or "without values" in text)
 
 
-@pytest.mark.parametrize("options", [
-    {"command": COMMAND, "variables": ["MAPS_TOKEN"]}, {"url": "http://x", "key_variable": "MAPS_TOKEN"},
-])  # fmt: skip
 @asynchronous
-async def test_a_variable_that_is_not_set_is_told_before_a_run(
-    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
-) -> None:
+async def test_wrong_options_are_told_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MAPS_TOKEN", raising=False)
-    with pytest.raises(ConfigError, match='variables? (names|=) "MAPS_TOKEN"'):
-        await Mcp.check(McpOptions.model_validate(options))
+    for options in ({}, {"command": "a", "url": "http://b"}, {"command": "a 'b"}):
+        with pytest.raises(ConfigError, match=r"environment\.options\.mcp: "):
+            made(Mcp, "mcp", options, no_grade, RewardWeights())
+    named = {"command": COMMAND, "variables": ["MAPS_TOKEN"]}, {"url": "http://x", "key_variable": "MAPS_TOKEN"}
+    for given in map(McpOptions.model_validate, named):
+        with pytest.raises(ConfigError, match='variables? (names|=) "MAPS_TOKEN"'):
+            await Mcp.check(given)
 
 
 @asynchronous

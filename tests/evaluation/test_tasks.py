@@ -144,7 +144,8 @@ def test_function_calls_through_tools(plain: Plain, data_folder: Path, tmp_path:
     def call(body: dict[str, Any], _: int) -> dict[str, Any]:
         functions = [tool["function"] for tool in body["tools"]]
         calls = [{"id": "1", "type": "function", "function": {"name": one["name"].replace(".", "_"),
-                  "arguments": json.dumps(one["arguments"])}} for one in wanted_calls(tasks[prompt_of(body)])]  # fmt: skip
+                  "arguments": json.dumps(one["arguments"])}} for one in wanted_calls(tasks[prompt_of(body)])
+                 ]  # fmt: skip
         names = {function["name"] for function in functions}
         assert body["tool_choice"] == "auto" and {one["function"]["name"] for one in calls} <= names
         assert "dict" not in json.dumps([function["parameters"]["type"] for function in functions])
