@@ -190,9 +190,6 @@ def test_foreign_records_are_shown_as_far_as_they_go(tmp_path: Path) -> None:
     assert show_group(run, 3, 3)["completions"] == []
 
 
-# ---- test cases ----------------------------------------------------------------------------------------------
-
-
 def pytest_on(path: Path, *sources: str) -> subprocess.CompletedProcess[str]:
     """The tests that were pasted into a file."""
     path.write_text("\n\n".join(sources))

@@ -288,9 +288,6 @@ def test_what_asks_for_what_is_not_there_is_refused_by_name(read: Callable[..., 
         read({**(CHAT if read is read_chat else GENERATE), field: value})
 
 
-# ---- strangers -------------------------------------------------------------------------------------------------------
-
-
 async def connect(session: AgentSession) -> Stream:
     """A connection, which nothing is sent on yet."""
     return await asyncio.open_connection("127.0.0.1", int(session.gateway.url.rpartition(":")[2]))

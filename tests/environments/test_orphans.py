@@ -23,6 +23,7 @@ from environments.environment import Environment, environment
 @environment("starts")
 class Starts(Environment):
     async def reset(self, problem, seed):
+        self.line = open("{line}", "w")
         subprocess.run(["bash", "{script}"])
 """
 CONTROLLER = """
@@ -47,7 +48,7 @@ def test_what_a_command_or_a_plugin_starts_ends_with_the_controller(tmp_path: Pa
     line, script, plugin = tmp_path / "line", tmp_path / "run.sh", tmp_path / "plugin.py"
     os.mkfifo(line)
     script.write_text(SCRIPT.format(line=line))
-    plugin.write_text(PLUGIN.format(script=script))
+    plugin.write_text(PLUGIN.format(script=script, line=line))
     command = [sys.executable, "-c", CONTROLLER, name, str(script), str(plugin)]
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(root)}) as controller:
         reader = os.open(line, os.O_RDONLY)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 import os
@@ -19,7 +18,7 @@ import pytest
 from environments import search
 from environments.search import CorpusSearch, index_of, main
 from shared.errors import DataError
-from tests.environments.test_tools import PROBLEM, new, turn
+from tests.environments.test_tools import played, turn
 from verify.plugins import Failed
 
 ROWS = [
@@ -42,12 +41,7 @@ def written(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def texts(corpus: Path, *calls: Call, **options: Any) -> list[str]:
-    async def play() -> list[str]:
-        await environment.reset(PROBLEM, 0)
-        return [message.text for message in (await environment.step(turn(*calls))).messages]
-
-    environment = new(CorpusSearch, corpus=str(corpus), **options)
-    return asyncio.run(play())
+    return [message.text for message in played(CorpusSearch, turn(*calls), corpus=str(corpus), **options)[0].messages]
 
 
 def query(text: str) -> Call:

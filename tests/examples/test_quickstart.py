@@ -51,9 +51,6 @@ def consistent(story: WordProblem | ToyProgram, parts: Parts, asked: str = "") -
     return bool(consistency(story.text, parts.reasoning, parts.response, asked=asked).consistent)
 
 
-# ---- word problems ---------------------------------------------------------------------------------------------------
-
-
 def test_a_hand_made_story_is_calculated_step_by_step_and_a_slip_carries_on() -> None:
     reasoning, total = words.calculate(STORY, "en")
     assert total == STORY.answer == 11
@@ -142,9 +139,6 @@ def test_most_demonstrations_are_bad_in_the_documented_shares() -> None:
         right += parts.answer == str(story.answer)
         in_one += parts.ok and consistent(story, parts)
     assert 0.88 < whole / count < 0.96 and 0.35 < right / count < 0.48 and 0.45 < in_one / count < 0.56
-
-
-# ---- programs --------------------------------------------------------------------------------------------------------
 
 
 def tasks(count: int, code: Code = "python", seed: int = 3, validation: bool = False) -> list[ToyProgram]:
@@ -274,9 +268,6 @@ def test_most_demonstrations_of_programs_are_bad_in_the_documented_shares() -> N
     assert 0.20 < shares.count(1.0) / 1200 < 0.28 and 0.62 < sum(shares) / 1200 < 0.72
 
 
-# ---- files -----------------------------------------------------------------------------------------------------------
-
-
 def options(programs: float, **others: Any) -> Options:
     return Options(problems=64, validation=32, operations=(2, 2), programs=programs, **others)
 
@@ -392,9 +383,6 @@ def test_a_wrong_option_is_one_line(wrong: dict[str, Any], message: str) -> None
 def test_too_many_problems_name_the_option() -> None:
     with pytest.raises(ConfigError, match="prepare.options.validation asks for 3000"):
         draw(Options(validation=3000, languages=["en"], operations=(1, 1)), 0, validation=True)
-
-
-# ---- the model -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

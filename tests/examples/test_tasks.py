@@ -78,9 +78,6 @@ def test_the_same_seed_makes_the_same_files_and_a_mistake_is_named(
         prepare(tmp_path, mistake, 0)
 
 
-# ---- agent -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 @asynchronous
 async def test_demonstrations_are_what_the_agent_of_openai_s_package_asks_and_reads(tmp_path: Path) -> None:
@@ -107,9 +104,6 @@ def test_the_tool_counts() -> None:
     assert CLIENT.max_retries == 0 and all(1 <= count <= 9 for seed in range(99) for count in shelf(seed).values())
 
 
-# ---- guess -----------------------------------------------------------------------------------------------------------
-
-
 def test_demonstrations_are_true_games_without_skill(tmp_path: Path) -> None:
     guess_files.prepare(tmp_path, {"numbers": 8, "guesses": 3}, 5)
     games = [row["completion"] for row in rows(tmp_path / "demonstrations.jsonl")]
@@ -121,9 +115,6 @@ def test_demonstrations_are_true_games_without_skill(tmp_path: Path) -> None:
             allowed &= set(range(guess + 1, 9) if reply == "higher" else range(1, guess))
             assert allowed, "the replies contradict one another"
     assert share([game for game in games if len(game) < 5], games, 1 - (7 / 8) ** 2), "found before the last guess"
-
-
-# ---- python ----------------------------------------------------------------------------------------------------------
 
 
 @asynchronous
@@ -152,9 +143,6 @@ async def test_sums_are_right_and_demonstrations_are_episodes_of_which_a_known_s
     for row in shown[:200]:
         prompt, turns = chat.render(row["problem"], row["system"]), encode_turns(chat, row["completion"], "row")
         assert len(prompt) < 64 and len(turns.completion) < 60
-
-
-# ---- judge -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["article", "debate"])
