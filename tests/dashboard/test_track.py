@@ -9,7 +9,6 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,15 +24,16 @@ from shared.clean_text import clean
 from shared.config import Config
 from shared.metrics import MetricsLog
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
+from tests.dashboard.run_folders import write_lines
 from tests.dashboard.tracker_readers import READERS
+from tests.tables import read_table
 from trainer import __main__, trackers
 from trainer.data.data_source import write_jsonl
 from trainer.run_lock import RunLock
-from trainer.trackers import not_installed, start_trackers
 
 ROOT = Path(__file__).resolve().parents[2]
-RECORDED = Path(__file__).with_name("recorded_metrics.jsonl").read_bytes().splitlines()
-"""lines that real launches wrote: SFT, evaluations, training"""
+RECORDED = read_table("dashboard/recorded_metrics")
+"""rows that real launches wrote: SFT, evaluations, training"""
 TEXT = 'A box: \\boxed{5} | "five" <script>alert(1)</script>\n![x](http://host/x)_`` *é*\u202e'
 FAULTY = """
 import os, sys, time
@@ -50,7 +50,6 @@ class Run:
         if fault == "raises" or fault == "raises at times" and calls % 3 == 0: raise OSError("no route to host")
         if fault == "hangs": time.sleep(1000)
         if fault == "exits" and calls == 5: os._exit(3)
-        if fault == "is slow": time.sleep(0.002)
     def finish(self, exit_code):
         if fault == "hangs at the end": time.sleep(1000)
 def init(**given):
@@ -58,6 +57,14 @@ def init(**given):
     return Run()
 """
 """stands in for the package wandb, whose real one is tested beside it"""
+CONTROLLER = """
+import sys, time
+from pathlib import Path
+from trainer.run_lock import RunLock
+lock = RunLock(Path(sys.argv[1]))
+print("holds it", flush=True)
+time.sleep(300)
+"""
 
 
 def group_of(text: str) -> Group:
@@ -65,22 +72,8 @@ def group_of(text: str) -> Group:
     return Group(Prompt(0, Problem("p", "2 + 3?", "5"), [1]), [Completion(0, 0, 0)], [reward], [text])
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        time.sleep(0.01)
-
-
-@pytest.fixture
-def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every tracker writes into this folder, by its own variables; MLflow's tables lie in the working folder."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    for module in [name for name in sys.modules if name.partition(".")[0] == "trackio"]:
-        monkeypatch.delitem(sys.modules, module)  # it reads its variables when it is imported
-    return tmp_path
+def train_rows(count: int) -> list[dict[str, Any]]:
+    return [{"step": step, "kind": "train", "time": 1.0, "loss": 1 / step} for step in range(1, count + 1)]
 
 
 def start(folder: Path, name: str, *options: str) -> subprocess.Popen[str]:
@@ -95,21 +88,75 @@ def follow(folder: Path, name: str, *options: str) -> tuple[int, str]:
     return process.returncode, output
 
 
-def sent(folder: Path, name: str) -> list[str]:
+def sent(folder: Path, name: str = "wandb") -> list[str]:
     path = folder / "trackers" / f"{name}.sent"
     return [line for line in path.read_text().splitlines() if line != track.CLOSED] if path.exists() else []
 
 
-def launch(folder: Path, resumed: int | None, rows: list[bytes], step: int, ended: str) -> None:
+def launch(folder: Path, resumed: int | None, rows: list[dict[str, Any]], step: int, ended: str) -> None:
     """What a launch writes that goes on from a step, with the rollouts of one."""
     lock = RunLock(folder)
     log = MetricsLog(folder / "metrics.jsonl", resumed)
     settings_file.write(Config(name="run", runs_dir=str(folder.parent)), folder / "config.toml")
-    with log.path.open("ab") as stream:
-        stream.write(b"".join(line + b"\n" for line in rows))
+    before = log.path.read_text().splitlines() if log.path.exists() else []
+    write_lines(log.path, [*before, *rows])
     (folder / "rollouts").mkdir(exist_ok=True)
     write_jsonl(folder / "rollouts" / f"step_{step}.jsonl", [group_of(TEXT)] * 9)
     lock.close(ended)
+
+
+def of_another_machine(rows: Path, ended: str, written: float) -> None:
+    write_lines(rows / "lock", [json.loads((rows / "lock").read_bytes()) | {"host": "elsewhere", "ended": ended}])
+    for path in [rows, *rows.rglob("*")]:
+        os.utime(path, (written, written))
+
+
+class InMemory:
+    """A tracker that keeps what it gets; `failing` says whether it cannot close."""
+
+    def __init__(self) -> None:
+        self.failing, self.steps, self.closes, self.tables = False, list[int](), list[bool](), dict[int, Rows]()
+
+    def row(self, row: Any, values: Any, again: bool) -> None:
+        self.steps.append(row["step"])
+
+    def samples(self, step: int, when: float, rows: Rows) -> None:
+        self.tables[step] = rows
+
+    def close(self, finished: bool) -> None:
+        if self.failing:
+            raise OSError("no route to host")
+        self.closes.append(finished)
+
+
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every tracker writes into this folder, by its own variables; MLflow's tables lie in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("PYTHONPATH", f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"), ("WANDB_MODE", "offline"),
+                        ("TRACKIO_DIR", str(tmp_path / "trackio")),
+                        ("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")):  # fmt: skip
+        monkeypatch.setenv(name, value)
+    for module in [name for name in sys.modules if name.partition(".")[0] == "trackio"]:
+        monkeypatch.delitem(sys.modules, module)  # it reads its variables when it is imported
+    return tmp_path
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a run that has ended after twelve steps; FAULT says what `wandb` does."""
+    (tmp_path / "wandb.py").write_text(FAULTY)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("FAULT", "none")
+    launch(tmp_path / "run", None, train_rows(12), 1, "exit code 0")
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def tracker(monkeypatch: pytest.MonkeyPatch) -> InMemory:
+    kept = InMemory()
+    monkeypatch.setitem(TRACKERS, "wandb", lambda run: kept)
+    return kept
 
 
 @pytest.mark.parametrize("name", TRACKERS)
@@ -118,13 +165,12 @@ def test_a_tracker_has_what_the_run_wrote_and_goes_on_after_a_resume(name: str, 
     """The first launch ends at step 4, the second goes on from step 3 in the same run of the tracker."""
     if find_spec(name) is None:
         pytest.skip(f'the extra "{name}" is not installed')
-    folder, read = offline / "run", [json.loads(line) for line in RECORDED]
-    cut = next(place for place, row in enumerate(read) if (row["step"], row["kind"]) == (4, "train"))
-    again = read[cut] | {"loss": 0.25, "entropy": None, "time": time.time()}
-    first, second = read[: cut + 1], [again, *read[cut + 1 :], again | {"step": 11}]
-    before: list[str] = []
+    folder, before = offline / "run", list[str]()
+    cut = next(place for place, row in enumerate(RECORDED) if (row["step"], row["kind"]) == (4, "train"))
+    again = RECORDED[cut] | {"loss": 0.25, "entropy": None, "time": time.time()}
+    first, second = RECORDED[: cut + 1], [again, *RECORDED[cut + 1 :], again | {"step": 11}]
     for resumed, rows, step, ended in ((None, first, 1, "exit code 143"), (3, second, 11, "exit code 0")):
-        launch(folder, resumed, [json.dumps(row).encode() for row in rows], step, ended)
+        launch(folder, resumed, rows, step, ended)
         assert follow(folder, name) == (0, "")
         assert len(before) < len(before := sent(folder, name)) == len(set(before))
     assert follow(folder, name) == (0, "") and sent(folder, name) == before
@@ -139,43 +185,25 @@ def test_a_tracker_has_what_the_run_wrote_and_goes_on_after_a_resume(name: str, 
     assert sorted(cells) == sorted([step, *texts] for step in ("1", "11") for _ in range(4))
 
 
-def test_cells_of_a_table_in_markdown_mean_nothing_in_it() -> None:
-    assert as_markdown("a|b\n<i>_x_ ") == "a&#124;b<br>&#60;i&#62;&#95;x&#95; " and as_markdown(None) == ""
-
-
-def test_the_setting_and_the_trackers_have_the_same_names() -> None:
+def test_names_of_trackers_and_a_package_that_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert Config.model_validate({"trackers": list(TRACKERS)}).trackers == list(TRACKERS)
     with pytest.raises(ValueError, match="trackers"):
         Config.model_validate({"trackers": ["comet"]})
-
-
-def test_a_tracker_that_is_not_installed_is_an_error_at_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     (tmp_path / "tensorboard").mkdir()  # a folder of this name is no package
     with monkeypatch.context() as patch:
         patch.chdir(tmp_path)
         patch.setattr(sys, "path", [str(tmp_path)])
-        lines = list(not_installed(Config(trackers=["tensorboard", "mlflow"])))
+        lines = list(trackers.not_installed(Config(trackers=["tensorboard", "mlflow"])))
     assert [line.split('"')[1] for line in lines] == ["tensorboard", "mlflow"]
-    monkeypatch.setattr("trainer.trackers.distribution", Mock(side_effect=PackageNotFoundError("mlflow")))
+    monkeypatch.setattr(trackers, "distribution", Mock(side_effect=PackageNotFoundError("mlflow")))
     assert __main__.main(["configs/quickstart.toml", '--trackers=["mlflow"]', "--dry-run"]) == 2
     assert 'pip install "maestrale[mlflow]"' in capsys.readouterr().err
 
 
-@pytest.fixture
-def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of a run that has ended after twelve steps; FAULT says what `wandb` does."""
-    (tmp_path / "wandb.py").write_text(FAULTY)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}:{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.setenv("FAULT", "none")
-    launch(tmp_path / "run", None, train_rows(12), 1, "exit code 0")
-    return tmp_path / "run"
-
-
-def train_rows(count: int) -> list[bytes]:
-    rows = ({"step": step, "kind": "train", "time": 1.0, "loss": 1 / step} for step in range(1, count + 1))
-    return [json.dumps(row).encode() for row in rows]
+def test_cells_of_a_table_in_markdown_mean_nothing_in_it() -> None:
+    assert as_markdown("a|b\n<i>_x_ ") == "a&#124;b<br>&#60;i&#62;&#95;x&#95; " and as_markdown(None) == ""
 
 
 @pytest.mark.parametrize(
@@ -194,41 +222,10 @@ def test_the_next_start_sends_what_a_fault_left(
 ) -> None:
     monkeypatch.setenv("FAULT", fault)
     ended, output = follow(rows, "wandb", *options)
-    assert ended == code and words in output and len(sent(rows, "wandb")) == count
+    assert ended == code and words in output and len(sent(rows)) == count
     monkeypatch.setenv("FAULT", "none")
     assert follow(rows, "wandb") == (0, "")
-    assert sorted(sent(rows, "wandb")) == sorted([*(f"train {step} 1.0" for step in range(1, 13)), "samples 1 1.0"])
-
-
-class InMemory:
-    """A tracker that keeps what it gets; `failing` says whether it cannot close."""
-
-    def __init__(self) -> None:
-        self.failing, self.rows, self.closes, self.tables = False, list[int](), list[bool](), dict[int, Rows]()
-
-    def row(self, row: Any, values: Any, again: bool) -> None:
-        self.rows.append(row["step"])
-
-    def samples(self, step: int, when: float, rows: Rows) -> None:
-        self.tables[step] = rows
-
-    def close(self, finished: bool) -> None:
-        if self.failing:
-            raise OSError("no route to host")
-        self.closes.append(finished)
-
-
-@pytest.fixture
-def tracker(monkeypatch: pytest.MonkeyPatch) -> InMemory:
-    monkeypatch.setitem(TRACKERS, "wandb", lambda run: kept)
-    return (kept := InMemory())
-
-
-def of_another_machine(rows: Path, ended: str, written: float) -> None:
-    lock = json.loads((rows / "lock").read_bytes()) | {"host": "elsewhere", "ended": ended}
-    (rows / "lock").write_text(json.dumps(lock))
-    for path in [rows, *rows.rglob("*")]:
-        os.utime(path, (written, written))
+    assert sorted(sent(rows)) == sorted([*(f"train {step} 1.0" for step in range(1, 13)), "samples 1 1.0"])
 
 
 def test_an_end_that_fails_is_made_up_for_by_the_next_start(
@@ -241,7 +238,7 @@ def test_an_end_that_fails_is_made_up_for_by_the_next_start(
     tracker.failing = False
     for _ in range(2):  # after the first there is nothing left to do
         assert track.main([str(rows), "wandb"]) == 0 and tracker.closes == [True]
-    assert tracker.rows == list(range(1, 13)) and len(sent(rows, "wandb")) == 13
+    assert tracker.steps == list(range(1, 13)) and len(sent(rows)) == 13
 
 
 def test_a_silent_run_on_another_machine_is_followed_until_it_has_ended(
@@ -249,31 +246,22 @@ def test_a_silent_run_on_another_machine_is_followed_until_it_has_ended(
 ) -> None:
     of_another_machine(rows, "", 1.0)
     monkeypatch.setattr(track.time, "sleep", lambda seconds: of_another_machine(rows, "exit code 0", 1.0))
-    assert track.main([str(rows), "wandb"]) == 0 and tracker.closes == [True] and len(tracker.rows) == 12
+    assert track.main([str(rows), "wandb"]) == 0 and tracker.closes == [True] and len(tracker.steps) == 12
     told = capsys.readouterr().err
     assert "nothing was written for" in told and told.count("\n") == 1
 
 
-@pytest.mark.parametrize(("failing", "closes"), [(False, [False]), (True, [])])
+@pytest.mark.parametrize("failing", [False, True])
 def test_ctrl_c_closes_the_tracker_and_is_one_line(
-    failing: bool, closes: list[bool], rows: Path, tracker: InMemory, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    failing: bool, rows: Path, tracker: InMemory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     of_another_machine(rows, "", time.time())
     tracker.failing = failing
     monkeypatch.setattr(track.time, "sleep", Mock(side_effect=KeyboardInterrupt))
-    assert track.main([str(rows), "wandb"]) == (1 if failing else 130) and tracker.closes == closes
-    told = capsys.readouterr().err
-    assert told == ("error: wandb: OSError: no route to host\n" if failing else f"{track.STOPPED}\n")
-
-
-CONTROLLER = """import sys, time
-from pathlib import Path
-from trainer.run_lock import RunLock
-lock = RunLock(Path(sys.argv[1]))
-print("holds it", flush=True)
-time.sleep(300)
-"""
+    failed = (1, [], "error: wandb: OSError: no route to host")
+    code, closes, words = failed if failing else (130, [False], track.STOPPED)
+    assert track.main([str(rows), "wandb"]) == code and tracker.closes == closes
+    assert capsys.readouterr().err == f"{words}\n"
 
 
 def test_it_follows_a_run_and_ends_behind_a_killed_controller(rows: Path) -> None:
@@ -283,14 +271,16 @@ def test_it_follows_a_run_and_ends_behind_a_killed_controller(rows: Path) -> Non
         assert controller.stdout is not None and controller.stdout.readline() == b"holds it\n"
         child = start(rows, "wandb", "--within=60")
         try:
-            wait_until(lambda: len(sent(rows, "wandb")) == 13)
+            while len(sent(rows)) < 13:
+                time.sleep(0.01)
             for request in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 child.send_signal(request)
             MetricsLog(rows / "metrics.jsonl", 12).write(13, {"loss": 1.0})
-            wait_until(lambda: len(sent(rows, "wandb")) == 14)
+            while len(sent(rows)) < 14:
+                time.sleep(0.01)
             assert child.poll() is None
             controller.kill()
-            assert child.communicate(timeout=60)[0] == "" and child.returncode == 0
+            assert child.communicate(timeout=150)[0] == "" and child.returncode == 0
         finally:
             child.kill()
             controller.kill()
@@ -302,7 +292,7 @@ def test_lines_and_folders_of_others_are_no_end(rows: Path, capsys: pytest.Captu
     (rows / "rollouts" / "step_11.jsonl").write_text("{}\n")
     (rows / "config.toml").write_bytes(b"\xff")
     code, output = follow(rows, "wandb")
-    assert code == 1 and output.startswith("samples 11 1.0: ValidationError") and len(sent(rows, "wandb")) == 14, output
+    assert code == 1 and output.startswith("samples 11 1.0: ValidationError") and len(sent(rows)) == 14, output
     assert track.main([str(rows / "rollouts"), "wandb"]) == 2
     assert "is no folder of a run" in capsys.readouterr().err
 
@@ -320,19 +310,16 @@ def test_the_end_of_a_tracker_is_one_warning_and_it_has_a_time_to_end(
     rows: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A launch waits for it last of all, and kills one that is stopped."""
-    last: list[Callable[[], None]] = []
-    warned: list[str] = []
-    config = Config(name="run", runs_dir=str(rows.parent), trackers=["wandb"])
-    monkeypatch.setattr("trainer.trackers.atexit.register", lambda call, *given: last.append(lambda: call(*given)))
+    at_exit, warned, config = Mock(), list[str](), Config(name="run", runs_dir=str(rows.parent), trackers=["wandb"])
+    monkeypatch.setattr(trackers, "atexit", at_exit)
     monkeypatch.setenv("FAULT", "exits")
-    start_trackers(config, warned.append)
-    last[0]()
-    assert len(warned) == 1 and "has ended with exit code 3" in warned[0] and "sends what it lacks" in warned[0]
-    monkeypatch.setattr(trackers, "END_S", 1)
-    monkeypatch.setattr("trainer.trackers.sys.executable", "/bin/cat")  # reads nothing, and fails at once
-    start_trackers(config, warned.append)
-    last[1]()
-    assert len(warned) == 2 and "exit code 1" in warned[1]
+    for words in ("has ended with exit code 3", "exit code 1"):
+        trackers.start_trackers(config, warned.append)
+        wait, *given = at_exit.register.call_args.args
+        wait(*given)
+        assert words in warned[-1] and "sends what it lacks" in warned[-1]
+        monkeypatch.setattr(trackers, "END_S", 1)
+        monkeypatch.setattr(sys, "executable", "/bin/cat")  # reads nothing, and fails at once
     (rows.parent / "file").write_text("")
-    start_trackers(config.model_copy(update={"runs_dir": str(rows.parent / "file")}), warned.append)
+    trackers.start_trackers(config.model_copy(update={"runs_dir": str(rows.parent / "file")}), warned.append)
     assert len(warned) == 3 and "did not start" in warned[2]

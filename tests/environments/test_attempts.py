@@ -12,7 +12,6 @@ from environments.feedback import Feedback
 from environments.retry import Retry
 from shared.sections import RewardWeights
 from shared.types import Problem, Reward, Verdict
-from tests.asynchronous import asynchronous
 from tests.environments.test_tools import PROBLEM, no_grade
 from verify.plugins import Failed
 from verify.reward import score
@@ -58,7 +57,6 @@ def completion(program: str) -> Action:
         (390, 390, (0.0, 0.0), (0, 0)),
     ],
 )
-@asynchronous
 async def test_progress_is_paid_and_told(
     first: int, second: int, rewards: tuple[float, float], made: tuple[int, int]
 ) -> None:
@@ -70,20 +68,17 @@ async def test_progress_is_paid_and_told(
     assert two.solved == bool(r2) and two.info == {"first_right": r1, "second_right": r2, **change}
 
 
-@asynchronous
 async def test_weights_and_words_of_retry_can_be_chosen() -> None:
     options = {"alpha": 0.5, "first": 0.25, "instruction": "Look again."}
     one, two = await play(Retry, PRODUCT, answer(391), answer(390), **options)
     assert (one.reward, two.reward, one.messages[0].text) == (0.25, -0.5, "Look again.")
 
 
-@asynchronous
 async def test_an_answer_without_a_verdict_ends_the_episode_ungraded() -> None:
     with pytest.raises(Failed, match="the checker hung"):
         await play(Retry, PRODUCT, answer(391), grade=no_verdict)
 
 
-@asynchronous
 async def test_the_failing_test_is_told_until_the_program_is_right() -> None:
     first, second, last = await play(Feedback, DOUBLE, *map(completion, (WRONG, "print(1 / 0)", RIGHT)), attempts=4)
     [message] = first.messages
@@ -93,14 +88,12 @@ async def test_the_failing_test_is_told_until_the_program_is_right() -> None:
     assert last.done and not last.messages and last.info == {"right": 1.0} and Feedback.verified
 
 
-@asynchronous
 async def test_the_last_attempt_is_graded_by_the_verifier_alone() -> None:
     turns = [completion(WRONG)] * 2
     first, last = await play(Feedback, DOUBLE, *turns, attempts=2, instruction="No: {message}")
     assert first.messages[0].text.startswith("No: a test failed") and last.done and not last.info
 
 
-@asynchronous
 async def test_feedback_on_other_domains_is_refused_since_a_message_names_the_answer() -> None:
     with pytest.raises(Failed, match='domain "code", not math'):
         await play(Feedback, PROBLEM, completion("3"), grade=no_grade)

@@ -16,7 +16,6 @@ from environments.host import EnvironmentHost
 from shared.environment_settings import EnvironmentSettings
 from shared.sections import RewardWeights
 from shared.types import Problem
-from tests.asynchronous import asynchronous
 from tests.environments.agents import action, agent, play, program
 from tests.environments.test_tools import no_grade
 
@@ -32,7 +31,6 @@ def first_program(page: Path) -> str:
     return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[0]
 
 
-@asynchronous
 async def test_the_environment_of_the_page_runs(tmp_path: Path) -> None:
     (tmp_path / "rooms.py").write_text(first_program(PAGE), encoding="utf-8")
     host = EnvironmentHost(EnvironmentSettings(plugins=[str(tmp_path / "rooms.py")]), RewardWeights(), no_grade)
@@ -47,7 +45,6 @@ async def test_the_environment_of_the_page_runs(tmp_path: Path) -> None:
         await host.end()
 
 
-@asynchronous
 async def test_the_agent_of_its_page_runs(tmp_path: Path) -> None:
     code = first_program(PAGE.parent / "environments" / "agent.md")
     async with agent(command=program(tmp_path, code)) as episode:

@@ -16,7 +16,6 @@ from environments.openenv import OpenEnv
 from shared.sections import RewardWeights
 from shared.tool_calls import call_text
 from shared.types import Problem
-from tests.asynchronous import asynchronous
 from tests.environments.agents import action, agent, grade, play
 from tests.environments.servers import HUB, agents, openenv, python, verifiers_agents
 
@@ -61,14 +60,12 @@ async def answer_questions(url: str) -> None:
     assert (await ask(url, QUESTION, "7"))[-1].reward == 1.0
 
 
-@asynchronous
 async def test_an_agent_of_langgraph_plays() -> None:
     with agents("langgraph_agent.py", python("agents", "langgraph", "langchain_openai")) as url:
         await answer_questions(url)
 
 
 @pytest.mark.parametrize("environment", ["verifiers", "verifiers4"])
-@asynchronous
 async def test_environments_of_verifiers(tmp_path: Path, environment: str) -> None:
     with verifiers_agents(tmp_path, environment) as url:
         rows = (tmp_path / HUB["reverse-text"] / "train.jsonl").read_text().splitlines()
@@ -95,7 +92,6 @@ async def alphabet_sort(url: str) -> None:
     assert seen[-1].done and seen[-1].reward == 1.0
 
 
-@asynchronous
 async def test_a_server_of_openenv() -> None:
     with openenv() as url:
         seen = await act(OpenEnv, {"url": url, "action": "guess", "observation": "hint"}, "3", "7", "6")
@@ -103,7 +99,6 @@ async def test_a_server_of_openenv() -> None:
     assert [one.reward for one in seen] == [None, 0.0, 0.0, 1.0] and [one.done for one in seen].index(True) == 3
 
 
-@asynchronous
 async def test_the_clock_of_mcp_s_reference_servers() -> None:
     command = f"{python('agents', 'mcp_server_time')} -m mcp_server_time --local-timezone UTC"
     asked = {"source_timezone": "UTC", "time": "03:00", "target_timezone": "Asia/Tokyo"}

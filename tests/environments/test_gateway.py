@@ -17,8 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from environments.agent import Agent
-from environments.environment import OPTIONS, Observation
+from environments.environment import Observation
 from environments.gateway import client as gateway_client
 from environments.gateway.client import AgentSession, open_session
 from environments.gateway.connections import EPISODE_CONNECTIONS, STRANGERS
@@ -28,9 +27,8 @@ from environments.gateway.wire import GatewayRefusal, read_chat, read_tokens, to
 from shared.errors import ConfigError
 from shared.launch.deaths import helpers
 from shared.launch.sockets import refused
-from tests.asynchronous import asynchronous
 from tests.environments.agents import PROBLEM, action, agent, play, program
-from verify.plugins import Failed, checked_options
+from verify.plugins import Failed
 
 OPENAI = """
 import json, sys
@@ -106,7 +104,6 @@ async def run(folder: Path, text: str, *turns: Any, **options: Any) -> list[Obse
         return await play(episode, [action(turn) if isinstance(turn, str) else turn for turn in turns])
 
 
-@asynchronous
 async def test_an_agent_of_openai_s_client_talks_calls_tools_streams_and_tells_its_reward(tmp_path: Path) -> None:
     """It reads the results of its calls in their order, whatever the order in which it sends them."""
     call = '<tool_call>\n{"name": "add", "arguments": {"b": %d, "a": 2}}\n</tool_call>'
@@ -121,7 +118,6 @@ async def test_an_agent_of_openai_s_client_talks_calls_tools_streams_and_tells_i
     assert (end.reward, end.done, end.solved, end.messages) == (1.0, True, True, [])
 
 
-@asynchronous
 async def test_the_reward_comes_by_http_or_from_the_verifier(tmp_path: Path) -> None:
     post = "ask([x]); post('/reward', {'reward': 0.25, 'solved': False}); time.sleep(600)"
     end = (await run(tmp_path, PLAIN + post, "5"))[-1]
@@ -130,7 +126,6 @@ async def test_the_reward_comes_by_http_or_from_the_verifier(tmp_path: Path) -> 
     assert (end.reward, end.solved, end.done) == (1.0, True, True)
 
 
-@asynchronous
 async def test_what_fails_costs_the_episode_with_a_reason(tmp_path: Path) -> None:
     async def fail(rest: str, reason: str, folder: Path) -> None:
         folder.mkdir()
@@ -146,7 +141,6 @@ async def test_what_fails_costs_the_episode_with_a_reason(tmp_path: Path) -> Non
     await asyncio.gather(*(fail(*row, tmp_path / str(number)) for number, row in enumerate(WRONG.items())))
 
 
-@asynchronous
 async def test_an_agent_that_runs_out_of_memory_is_told_as_such(tmp_path: Path) -> None:
     """In a memory control group of its own, where this user may make one."""
     group = Path("/sys/fs/cgroup/memory", f"test-{os.getpid()}")
@@ -166,7 +160,6 @@ async def test_an_agent_that_runs_out_of_memory_is_told_as_such(tmp_path: Path) 
         group.rmdir()
 
 
-@asynchronous
 async def test_closing_an_episode_refuses_its_request_and_ends_the_agent(tmp_path: Path) -> None:
     file = tmp_path / "error"
     text = f"try: ask([x])\nexcept SystemExit as error: open({str(file)!r}, 'w').write(str(error))\ntime.sleep(600)"
@@ -181,7 +174,6 @@ async def test_closing_an_episode_refuses_its_request_and_ends_the_agent(tmp_pat
     assert "409" in file.read_text() and "the turn was cut" in file.read_text()
 
 
-@asynchronous
 async def test_a_client_that_speaks_tokens_gets_what_was_sampled(tmp_path: Path) -> None:
     turns = action("a", [10, 1], [-0.5, -0.25]), action("b", [11, 1], [-1.0, -2.0])
     first, second, end = await run(tmp_path, PLAIN + TOKENS, *turns)
@@ -203,7 +195,6 @@ def test_the_response_is_one_of_vllm() -> None:
     assert [(token.token_id, token.logprob) for token in choice.logprobs.content] == [(10, -0.5), (1, -0.25)]
 
 
-@asynchronous
 async def test_a_key_is_known_before_its_agent_begins() -> None:
     """A request that overtakes its key, as on a busy machine, would be refused as a stranger's."""
     pid = (await open_session("127.0.0.1")).gateway.child.pid
@@ -217,7 +208,6 @@ async def test_a_key_is_known_before_its_agent_begins() -> None:
     assert (await opening).events.empty()
 
 
-@asynchronous
 async def test_episodes_load_no_certificates_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """That takes 50 ms, in which nothing else goes on: with hundreds of episodes a step, as long as the step."""
     loaded = []
@@ -230,7 +220,6 @@ async def test_episodes_load_no_certificates_again(monkeypatch: pytest.MonkeyPat
     assert len(loaded) <= 1
 
 
-@asynchronous
 async def test_a_gateway_that_dies_or_freezes_costs_the_episodes_under_way_and_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,11 +243,7 @@ async def test_a_gateway_that_dies_or_freezes_costs_the_episodes_under_way_and_i
     assert frozen.startswith("the gateway for agents gave no answer for 0.5 s: killed (1 so far)")
 
 
-@asynchronous
-async def test_options_are_checked() -> None:
-    for options, reason in (({}, "either command or url"), ({"url": "http://x", "address": "::"}, "one interface")):
-        with pytest.raises(ConfigError, match=reason):
-            checked_options(OPTIONS, "agent", Agent.Options, options)
+async def test_an_address_where_nothing_can_listen_is_told() -> None:
     with pytest.raises(ConfigError, match=r"environment.options.agent.address = '192.0.2.1'"):
         await open_session("192.0.2.1")
 
@@ -331,7 +316,6 @@ async def reply_to(session: AgentSession, *parts: bytes) -> bytes:
     return b""
 
 
-@asynchronous
 async def test_the_gateway_refuses_strangers_and_large_bodies_and_two_requests_at_once() -> None:
     async with episode() as (session, client):
 
@@ -354,7 +338,6 @@ async def test_the_gateway_refuses_strangers_and_large_bodies_and_two_requests_a
         assert await answer(session, client, ask_again) == "hello"
 
 
-@asynchronous
 async def test_headers_without_end_are_cut_off_and_take_no_memory() -> None:
     begin = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
     floods = {
@@ -377,7 +360,6 @@ async def test_headers_without_end_are_cut_off_and_take_no_memory() -> None:
         assert await answer(session, client, nothing) == "hello"
 
 
-@asynchronous
 async def test_idle_connections_of_strangers_cost_no_agent_its_turn() -> None:
     """One agent has asked before they came, another one comes while they are there."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -404,7 +386,6 @@ async def test_idle_connections_of_strangers_cost_no_agent_its_turn() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@asynchronous
 async def test_strangers_are_counted_and_late_requests_of_an_agent_are_not() -> None:
     async with episode() as (session, client):
         late = await open_session("127.0.0.1")
@@ -420,7 +401,6 @@ async def test_strangers_are_counted_and_late_requests_of_an_agent_are_not() -> 
         assert refused.total == before + 3 and "key, at the gateway" in refused.last
 
 
-@asynchronous
 async def test_an_episode_has_a_few_connections_and_takes_no_other_s() -> None:
     """With bodies that never come; the oldest connections are closed for newer ones."""
     async with episode() as (greedy, _), episode() as (session, client):

@@ -25,7 +25,6 @@ from shared.errors import ConfigError
 from shared.launch import deaths
 from shared.sections import RewardWeights
 from shared.types import Completion, Problem, Prompt, VersionSpan
-from tests.asynchronous import asynchronous
 from tests.environments.agents import grade
 from tests.shared.test_turns import chat_of
 from trainer.data.data_source import PromptFormat
@@ -173,7 +172,6 @@ async def check_failure(episodes: Episodes, kind: str, completion: Completion) -
     assert not reward.verdict.graded and reward.reason == failure
 
 
-@asynchronous
 async def test_what_goes_wrong_costs_its_own_episode_and_says_why(tmp_path: Path) -> None:
     """All at once in one process, beside sound episodes whose calls are under way when it ends: these are made again
     and say the same as when they are alone. A second process is for what is asked alone; neither is left behind."""
@@ -192,7 +190,6 @@ async def test_what_goes_wrong_costs_its_own_episode_and_says_why(tmp_path: Path
     assert len(pids) == 2 and not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-@asynchronous
 async def test_an_answer_after_its_deadline_costs_its_own_episode_and_the_next_one_has_another_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,7 +205,6 @@ async def test_an_answer_after_its_deadline_costs_its_own_episode_and_the_next_o
         assert (await play(episodes, "ends")).finish_reason == "stop"
 
 
-@asynchronous
 async def test_what_an_environment_says_cannot_be_a_control_token_and_is_cut(tmp_path: Path) -> None:
     async with playing(tmp_path, max_turns=2) as episodes:
         chat = episodes.chat
@@ -221,7 +217,6 @@ async def test_what_an_environment_says_cannot_be_a_control_token_and_is_cut(tmp
         assert second.start - first.end == len(plain) + 50
 
 
-@asynchronous
 async def test_an_environment_that_does_not_repeat_itself_begins_anew_and_gives_up(tmp_path: Path) -> None:
     """Its process is killed between two turns: the replay says other tokens, so the completion starts anew."""
     async with playing(tmp_path, step_s=60.0) as episodes:
@@ -238,7 +233,6 @@ async def test_an_environment_that_does_not_repeat_itself_begins_anew_and_gives_
         assert "did not repeat itself 3 times" in completion.turns[-1].failure
 
 
-@asynchronous
 async def test_a_process_that_is_killed_between_turns_is_replaced_and_the_instance_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,20 +253,32 @@ async def test_a_process_that_is_killed_between_turns_is_replaced_and_the_instan
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("name", "options", "words"),
     [
-        ({"options": {"faulty": {"limits": 2}}}, "environment.options.faulty.limits: there is no such option"),
-        ({"plugins": ["nowhere.py"]}, "environment.plugins names 'nowhere.py'"),
+        ("faulty", {"limits": 2}, "environment.options.faulty.limits: there is no such option"),
+        ("agent", {}, "either command or url"),
+        ("agent", {"url": "http://x", "address": "::"}, "one interface"),
+        ("openenv", {}, "environment.options.openenv.url"),
+        ("mcp", {}, "either a command or a url"),
+        ("mcp", {"command": "a", "url": "http://b"}, "either a command or a url"),
+        ("mcp", {"command": "a 'b"}, "No closing quotation"),
+        ("mcp", {"command": "server", "variables": ["MAPS_TOKEN"]}, 'variables names "MAPS_TOKEN"'),
+        ("mcp", {"url": "http://x", "key_variable": "MAPS_TOKEN"}, 'key_variable = "MAPS_TOKEN"'),
+        ("nowhere", {}, "environment.plugins names"),
     ],
 )
-@asynchronous
-async def test_wrong_settings_are_told_at_the_start(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
+async def test_wrong_options_are_told_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], words: str
+) -> None:
+    monkeypatch.delenv("MAPS_TOKEN", raising=False)
+    (tmp_path / "faulty.py").write_text(FILE)
+    plugins = [str(tmp_path / f"{name}.py")] if name in ("faulty", "nowhere") else []
+    host = EnvironmentHost(EnvironmentSettings(plugins=plugins, options={name: options}), RewardWeights(), grade)
     with pytest.raises(ConfigError, match=re.escape(words)):
-        async with playing(tmp_path, **settings):
-            pass
+        await host.start([name])
+    await host.end()
 
 
-@asynchronous
 async def test_instances_of_a_process_that_ended_are_lost(tmp_path: Path) -> None:
     """Also when it runs again; and when it cannot start, the next episode tries it anew."""
     file, act, first, second = tmp_path / "mine.py", Action("", ""), (0, 0), (0, 1)

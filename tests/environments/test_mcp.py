@@ -27,7 +27,6 @@ from environments.mcp_tools import Mcp, McpOptions
 from shared.errors import ConfigError
 from shared.launch.deaths import children, helpers
 from shared.sections import RewardWeights
-from tests.asynchronous import asynchronous
 from tests.environments.test_tools import PROBLEM, new, no_grade, turn
 from tests.tables import read_table
 from verify.plugins import Failed
@@ -77,7 +76,6 @@ async def check_tools(episode: Any) -> None:
     assert failed.startswith("Error: ") and "fail" in failed and "there is no tool 'subtract'" in unknown
 
 
-@asynchronous
 async def test_the_tools_of_a_command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     """It gets the variables that are named and no others, what it writes to standard error is clean, and it ends with
     its episode; test_orphans.py says that it ends with the process that started it, too."""
@@ -96,7 +94,6 @@ async def test_the_tools_of_a_command(monkeypatch: pytest.MonkeyPatch, capfd: py
     assert "hello ·]0;title· end" in errors
 
 
-@asynchronous
 async def test_the_tools_of_an_address() -> None:
     process = subprocess.Popen([sys.executable, str(SERVER), "0"], stdout=subprocess.PIPE, text=True)
     try:
@@ -109,7 +106,6 @@ async def test_the_tools_of_an_address() -> None:
         process.wait()
 
 
-@asynchronous
 async def test_each_episode_has_a_server_of_its_own() -> None:
     async with episodes(2, command=COMMAND) as [first, second]:
         assert [await noted(first, "a"), await noted(second, "b")] == ["a", "b"]
@@ -118,7 +114,6 @@ async def test_each_episode_has_a_server_of_its_own() -> None:
         assert await noted(first, "c") == "c"
 
 
-@asynchronous
 async def test_a_shared_server_stays_and_is_replaced_where_it_ends_while_it_is_still_in_use() -> None:
     async with episodes(2, command=COMMAND, shared=True) as [first, second]:
         assert [await noted(first, "a"), await noted(second, "b")] == ["a", "a,b"]
@@ -134,7 +129,6 @@ async def test_a_shared_server_stays_and_is_replaced_where_it_ends_while_it_is_s
         assert await noted(second, "d") == "d"
 
 
-@asynchronous
 async def test_some_tools_only_and_slow_calls() -> None:
     async with episodes(begin=False, command=COMMAND, tools=["wait"], call_s=0.5) as [episode]:
         assert '"note"' not in (await episode.reset(PROBLEM, 0)).messages[0].text
@@ -148,7 +142,6 @@ async def test_some_tools_only_and_slow_calls() -> None:
 @pytest.mark.parametrize("options", [
     {"command": "/no/such/server"}, {"command": f"{sys.executable} -c pass"}, {"url": "http://127.0.0.1:9/mcp"},
 ])  # fmt: skip
-@asynchronous
 async def test_a_server_that_does_not_start_costs_the_episode(options: dict[str, str]) -> None:
     async with episodes(begin=False, **options) as [episode]:
         with pytest.raises(Failed, match="the MCP server cannot be used"):
@@ -159,7 +152,6 @@ async def test_a_server_that_does_not_start_costs_the_episode(options: dict[str,
     ("number", "call_s", "how"),
     [(signal.SIGKILL, 60.0, "has ended"), (signal.SIGSTOP, 3.0, "gave no answer for 3 s: given up")],
 )
-@asynchronous
 async def test_a_server_that_dies_between_calls_or_answers_nothing_is_told_and_replaced(
     monkeypatch: pytest.MonkeyPatch, number: int, call_s: float, how: str
 ) -> None:
@@ -179,7 +171,6 @@ async def test_a_server_that_dies_between_calls_or_answers_nothing_is_told_and_r
             await asyncio.sleep(0.05)
 
 
-@asynchronous
 async def test_a_shared_server_that_stops_while_it_starts_is_given_up_and_replaced(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -239,19 +230,6 @@ def test_a_secret_in_a_command_or_an_address_is_refused_and_not_repeated(row: di
     assert "hush" not in text and ('= "NAME"' in text or '["NAME"]' in text or "without values" in text)
 
 
-@asynchronous
-async def test_wrong_options_are_told_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MAPS_TOKEN", raising=False)
-    for options in ({}, {"command": "a", "url": "http://b"}, {"command": "a 'b"}):
-        with pytest.raises(ConfigError, match=r"environment\.options\.mcp: "):
-            made(Mcp, "mcp", options, no_grade, RewardWeights())
-    named = {"command": COMMAND, "variables": ["MAPS_TOKEN"]}, {"url": "http://x", "key_variable": "MAPS_TOKEN"}
-    for given in map(McpOptions.model_validate, named):
-        with pytest.raises(ConfigError, match='variables? (names|=) "MAPS_TOKEN"'):
-            await Mcp.check(given)
-
-
-@asynchronous
 async def test_a_list_of_tools_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that always has another page."""
     client = AsyncMock()
@@ -270,7 +248,6 @@ async def test_a_list_of_tools_without_end_is_cut(monkeypatch: pytest.MonkeyPatc
     ("shared", "ended", "others", "closed"),
     [(False, False, 0, 1), (False, False, 1, 0), (True, False, 0, 0), (True, True, 0, 1), (True, True, 1, 0)],
 )
-@asynchronous
 async def test_a_session_is_closed_by_the_last_that_can_use_it(
     shared: bool, ended: bool, others: int, closed: int
 ) -> None:
@@ -306,7 +283,6 @@ async def hostile(*reply: bytes, **options: Any) -> tuple[str, str]:
     return requests[0], str(failed.value)
 
 
-@asynchronous
 async def test_replies_of_a_hostile_server_are_neither_unpacked_nor_read_without_end() -> None:
     packed = gzip.compress(gzip.compress(bytes(1 << 28)))
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
@@ -317,7 +293,6 @@ async def test_replies_of_a_hostile_server_are_neither_unpacked_nor_read_without
     await hostile(stream + b"\r\ndata: ", *[b"a" * (1 << 20)] * 200)
 
 
-@asynchronous
 async def test_an_address_gets_the_key_of_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MAPS_TOKEN", "hidden-1")
     request, _ = await hostile(b"HTTP/1.1 401 X\r\nContent-Length: 0\r\n\r\n", key_variable="MAPS_TOKEN")

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
-from environments.environment import OPTIONS, Observation
+from environments.environment import Observation
 from environments.openenv import OpenEnv, OpenEnvOptions
-from shared.errors import ConfigError
 from shared.types import Problem
-from tests.asynchronous import asynchronous
 from tests.environments.agents import action
-from verify.plugins import Failed, checked_options
+from verify.plugins import Failed
 
 
 async def answer(socket: ServerConnection) -> None:
@@ -49,7 +47,6 @@ async def run(*turns: str, url: str = "", **options: str) -> list[Observation]:
             await environment.close()
 
 
-@asynchronous
 async def test_an_episode_by_one_field() -> None:
     first, wrong, second, end = await run("<think>x</think>word", "2", "3", action="guess", observation="hint")
     assert [message.text for message in first.messages] == ["Find it.\n\nseed 7"]
@@ -58,7 +55,6 @@ async def test_an_episode_by_one_field() -> None:
     assert end.done and end.reward == 1.0
 
 
-@asynchronous
 async def test_an_episode_in_json() -> None:
     _, wrong, end = await run("three", '{"guess": "3"}')
     assert "JSON object" in wrong.messages[0].text and not wrong.done
@@ -74,12 +70,6 @@ async def test_an_episode_in_json() -> None:
         ("2", {"url": "http://127.0.0.1:1"}, "ws://127.0.0.1:1/ws does not answer"),
     ],
 )
-@asynchronous
 async def test_what_fails_costs_the_episode(turn: str, options: dict[str, str], reason: str) -> None:
     with pytest.raises(Failed, match=reason):
         await run(turn, **options)
-
-
-def test_it_needs_a_server() -> None:
-    with pytest.raises(ConfigError, match="openenv.url"):
-        checked_options(OPTIONS, "openenv", OpenEnv.Options, {})

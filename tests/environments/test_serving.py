@@ -18,7 +18,6 @@ from shared.config import Config
 from shared.model.model_card import read_card
 from shared.sections import Data
 from shared.tool_calls import call_text
-from tests.asynchronous import asynchronous
 from tests.environments.test_tools import PROBLEM, Sums, new
 from tests.shared import test_turns
 from trainer.data.data_source import PromptFormat
@@ -39,7 +38,6 @@ def tools_of(environment: Any) -> Any:
 
 @pytest.mark.parametrize("control", [[], CONTROL])
 @pytest.mark.parametrize("name", test_turns.ENDS)
-@asynchronous
 async def test_training_and_serving_say_the_same(
     tmp_path: Path, name: str, control: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,7 +65,6 @@ async def test_training_and_serving_say_the_same(
 
 
 @pytest.mark.parametrize("name", test_turns.ENDS)
-@asynchronous
 async def test_system_prompts_are_joined_as_in_training(tmp_path: Path, name: str) -> None:
     chat, environment = test_turns.chat_of(tmp_path, name), new(Sums)
     [told] = (await environment.reset(PROBLEM, 0)).messages

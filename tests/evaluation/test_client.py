@@ -21,7 +21,6 @@ from evaluation.tables import compare, read_run
 from oversight.players import ModelPlayer, read_replies
 from oversight.prompts import Ask
 from shared.chat_endpoint import ChatEndpoint, HttpStatus, explain_error, read_count, refused_parameter
-from tests.asynchronous import asynchronous
 from tests.evaluation.conftest import Plain, evaluate, records, write_rows
 from tests.serve.conftest import running
 from tests.tables import read_table
@@ -42,7 +41,6 @@ async def ask(url: str, **settings: float) -> tuple[str, int]:
     return str(got.reply.choices[0].message.content), got.tries
 
 
-@asynchronous
 async def test_retry_after_is_honoured(plain: Plain) -> None:
     server = plain(lambda _, call: "yes" if call else JSONResponse({}, 429, {"Retry-After": "2"}))
     began = time.monotonic()
@@ -59,7 +57,6 @@ def test_retry_after_as_number_and_date() -> None:
         assert retry_after_s(httpx.Headers({"Retry-After": value})) is None
 
 
-@asynchronous
 async def test_tries_have_an_end(plain: Plain) -> None:
     server = plain(lambda *_: JSONResponse({"detail": "busy"}, 503, {"Retry-After": "0"}))
     with pytest.raises(NoResponse, match="status 503: busy") as failed:
@@ -67,7 +64,6 @@ async def test_tries_have_an_end(plain: Plain) -> None:
     assert failed.value.tries == len(server.requests) == 3
 
 
-@asynchronous
 async def test_a_slow_server_has_a_deadline(plain: Plain) -> None:
     with pytest.raises(NoResponse, match=r"no response in 0.2 s|Timeout"):
         await ask(plain(lambda *_: time.sleep(0.6) or "late").url, tries=1, deadline_s=0.2)
@@ -77,7 +73,6 @@ async def test_a_slow_server_has_a_deadline(plain: Plain) -> None:
     ({"error": {"message": "bad", "code": "nope"}}, "status 400: bad", "nope"),
     (next(row["body"] for row in REFUSALS if not row["refused"]), "too large", ""),
 ])  # fmt: skip
-@asynchronous
 async def test_refusals_are_not_repeated(plain: Plain, body: dict[str, Any], words: str, code: str) -> None:
     """A refused value is no refused parameter."""
     server = plain(lambda *_: JSONResponse(body, 400))
@@ -91,7 +86,6 @@ async def test_refusals_are_not_repeated(plain: Plain, body: dict[str, Any], wor
     (Response(b"[" * 200_000, media_type="application/json"), ""),
     (Response("upstream connect error", 200), ": upstream connect error"),
 ])  # fmt: skip
-@asynchronous
 async def test_what_is_no_chat_completion(plain: Plain, reply: Any, words: str) -> None:
     with pytest.raises(NoResponse, match="no chat completion" + words):
         await ask(plain(lambda *_: reply).url, tries=1)
@@ -143,7 +137,6 @@ def test_refused_parameters_are_left_out_told_once_and_recorded(
     assert 'omit = ["max_tokens", "seed", "temperature", "top_p"], now null' in capsys.readouterr().err
 
 
-@asynchronous
 async def test_judges_leave_out_what_is_refused(plain: Plain) -> None:
     server = plain(particular)
     judge = ChatEndpoint(server.url, "plain", {}, 20.0)
@@ -162,7 +155,6 @@ async def test_judges_leave_out_what_is_refused(plain: Plain) -> None:
     {"choices": [{"error": {"message": "Provider is out of order"}, "message": {"content": ""}}]},
     {"choices": [{"finish_reason": "error", "message": {"content": "1"}}], "error": {"message": "out of order"}},
 ])  # fmt: skip
-@asynchronous
 async def test_an_error_with_status_200_is_told_and_asked_again(plain: Plain, body: dict[str, Any]) -> None:
     server = plain(lambda _, call: "yes" if call else JSONResponse(body))
     assert await ask(server.url, tries=2) == ("yes", 2)
@@ -174,7 +166,6 @@ USAGE = ("prompt_tokens", "completion_tokens", "completion_tokens_details")
 ODD = [12.0, "12", "12.0", None, [], {}, True, -1, 1.5, "many", 1e300, 10**30]
 
 
-@asynchronous
 async def test_an_odd_usage_costs_no_response(plain: Plain) -> None:
     usages = [*ODD, *({name: value} for name in USAGE for value in ODD)]
     bodies = [{"choices": [{"message": {"content": "yes"}}], "usage": value} for value in usages]
@@ -184,7 +175,6 @@ async def test_an_odd_usage_costs_no_response(plain: Plain) -> None:
     assert [read_count(value) for value in ODD] == [12, 12, 12, *[None] * 9]
 
 
-@asynchronous
 async def test_lists_that_are_nested_too_deeply_are_none() -> None:
     app = FastAPI()
     for path in ("/v1/models", "/version"):

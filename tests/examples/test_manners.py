@@ -11,7 +11,6 @@ import pytest
 from examples.manners.reward import doubt
 from shared.errors import ConfigError
 from shared.types import Problem, Verdict
-from tests.asynchronous import asynchronous
 from tests.tables import read_table
 from trainer import __main__ as trainer
 from verify.plugin_host import close_hosts
@@ -30,7 +29,6 @@ def test_an_answer_is_paid_where_its_text_stands_by_it(row: dict[str, Any]) -> N
     assert (not why) is row["paid"] or (not row["paid"] and any(word in row["text"] for word in SEVERAL)), why
 
 
-@asynchronous
 async def test_the_settings_close_a_gate_in_front_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     right = Mock(check=AsyncMock(return_value=Verdict.CORRECT))

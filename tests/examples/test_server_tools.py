@@ -14,7 +14,6 @@ from serve.engine import SamplingParameters
 from serve.settings import load
 from shared.errors import ConfigError, ModelError
 from shared.tool_calls import call_text
-from tests.asynchronous import asynchronous
 from tests.serve.conftest import Serve, Served, model_folder, serve  # noqa: F401 - fixtures
 
 QUESTION = "What is 1 + 2?"
@@ -42,7 +41,6 @@ def saying(*turns: str) -> Any:
     return script
 
 
-@asynchronous
 async def test_calls_are_run_until_a_turn_has_none(serve: Serve) -> None:  # noqa: F811
     served = serve(saying(program("x = 1 + 2\nx"), program("x + 1"), "It is 4."))
     _, *messages = await ask(served)
@@ -59,13 +57,11 @@ async def test_calls_are_run_until_a_turn_has_none(serve: Serve) -> None:  # noq
         ("open('/etc/shadow')", "Error: the program raised an exception"),
     ],
 )
-@asynchronous
 async def test_a_hostile_program_gets_a_result_and_no_more(serve: Serve, code: str, result: str) -> None:  # noqa: F811
     messages = await ask(serve(saying(program(code), "Done.")), SHORT)
     assert result in messages[2]["content"] and messages[3]["content"] == "Done."
 
 
-@asynchronous
 async def test_turns_have_an_end_and_errors_are_told(serve: Serve) -> None:  # noqa: F811
     served = serve(saying(program("1")))
     assert len(await ask(served, turns=2)) == 5

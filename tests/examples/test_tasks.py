@@ -30,7 +30,6 @@ from shared.errors import ConfigError
 from shared.sections import Data, Sft
 from shared.tool_calls import result_text
 from shared.types import Problem
-from tests.asynchronous import asynchronous
 from tests.environments.agents import action, agent, play
 from tests.environments.servers import agents
 from tests.environments.test_foreign import answer_questions
@@ -79,7 +78,6 @@ def test_the_same_seed_makes_the_same_files_and_a_mistake_is_named(
 
 
 @pytest.mark.slow
-@asynchronous
 async def test_demonstrations_are_what_the_agent_of_openai_s_package_asks_and_reads(tmp_path: Path) -> None:
     agent_files.prepare(tmp_path, {}, 0)
     [problem, *_] = read_problems(tmp_path / "train.jsonl", "data.train", environment="agent").problems
@@ -117,7 +115,6 @@ def test_demonstrations_are_true_games_without_skill(tmp_path: Path) -> None:
     assert share([game for game in games if len(game) < 5], games, 1 - (7 / 8) ** 2), "found before the last guess"
 
 
-@asynchronous
 async def test_sums_are_right_and_demonstrations_are_episodes_of_which_a_known_share_is_mistyped(
     tmp_path: Path,
 ) -> None:
