@@ -201,8 +201,9 @@ async def test_an_answer_after_its_deadline_costs_its_own_episode_and_the_next_o
         await check_failure(episodes, "blocks", blocks)
         assert beside.finish_reason == "stop"
         for kind in ("hangs", "late", "threaded"):
+            before = processes(episodes)
             await check_failure(episodes, kind, await play(episodes, kind))
-        assert (await play(episodes, "ends")).finish_reason == "stop"
+        assert (await play(episodes, "ends")).finish_reason == "stop" and processes(episodes) != before
 
 
 async def test_what_an_environment_says_cannot_be_a_control_token_and_is_cut(tmp_path: Path) -> None:
