@@ -9,7 +9,7 @@ import os
 import resource
 import signal
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -278,12 +278,13 @@ async def connect(session: AgentSession) -> Stream:
     return await asyncio.open_connection("127.0.0.1", int(session.gateway.url.rpartition(":")[2]))
 
 
-async def answer(session: AgentSession, client: httpx.AsyncClient, during: Callable[[], Awaitable[None]]) -> str:
+async def answer(session: AgentSession, client: httpx.AsyncClient, during: Callable[[], Any] | None = None) -> str:
     """What an agent is given for its request, while something else happens."""
     asking = asyncio.create_task(client.post("/v1/chat/completions", json=ASK))
     told = await session.events.get()
     assert isinstance(told, ChatAsked) and told.messages == [AgentMessage("user", "x")]
-    await during()
+    if during:
+        await during()
     session.gateway.post(Gateway.give, TurnGiven(session.key, told.number - 1, "of another request"))
     session.gateway.post(Gateway.give, TurnGiven(session.key, told.number, "hello"))
     reply = await asking
@@ -299,10 +300,6 @@ async def episode() -> AsyncGenerator[tuple[AgentSession, httpx.AsyncClient], No
     async with httpx.AsyncClient(base_url=session.gateway.url, headers=headers, timeout=DEADLINE_S) as client:
         yield session, client
     session.close("the end")
-
-
-async def nothing() -> None:
-    """Nothing else happens."""
 
 
 async def reply_to(session: AgentSession, *parts: bytes) -> bytes:
@@ -357,7 +354,7 @@ async def test_headers_without_end_are_cut_off_and_take_no_memory() -> None:
             assert reply[:12] in (b"", b"HTTP/1.1 431", b"HTTP/1.1 400", b"HTTP/1.1 401"), name
             grown = process.memory_info().rss - before
             assert grown < 64 << 20, f"{name}: {grown >> 20} MiB"
-        assert await answer(session, client, nothing) == "hello"
+        assert await answer(session, client) == "hello"
 
 
 async def test_idle_connections_of_strangers_cost_no_agent_its_turn() -> None:
@@ -377,8 +374,8 @@ async def test_idle_connections_of_strangers_cost_no_agent_its_turn() -> None:
         async with episode() as (first, client), episode() as (second, other):
             assert await answer(first, client, come) == "hello"
             for _ in range(3):
-                assert await answer(second, other, nothing) == "hello"
-            assert await answer(first, client, nothing) == "hello", "on its old connection"
+                assert await answer(second, other) == "hello"
+            assert await answer(first, client) == "hello", "on its old connection"
             assert psutil.Process(first.gateway.child.pid).num_fds() < STRANGERS + 100
             for _, writer in strangers:
                 writer.close()
@@ -390,7 +387,7 @@ async def test_strangers_are_counted_and_late_requests_of_an_agent_are_not() -> 
     async with episode() as (session, client):
         late = await open_session("127.0.0.1")
         late.close("it was cut")
-        assert await answer(session, client, nothing) == "hello", "the gateway knows by now that the other is over"
+        assert await answer(session, client) == "hello", "the gateway knows by now that the other is over"
         before = refused.total
         head = b"POST /v1/reward HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n\r\n"
         for key in (late.key.encode(), b"x", late.key.encode(), b"y"):
@@ -413,6 +410,6 @@ async def test_an_episode_has_a_few_connections_and_takes_no_other_s() -> None:
             with contextlib.suppress(ConnectionResetError):
                 assert await reader.read() == b""
         assert not streams[-1][0].at_eof()
-        assert await answer(session, client, nothing) == "hello"
+        assert await answer(session, client) == "hello"
         for _, writer in streams:
             writer.close()

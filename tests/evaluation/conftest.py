@@ -91,6 +91,12 @@ def evaluate(url: str, out: Path, *arguments: str | Path) -> dict[str, Any]:
     return found
 
 
+def figures(url: str, out: Path, file: str | Path, *arguments: str, samples: int = 1) -> Any:
+    """What an evaluation of one benchmark found."""
+    [found] = evaluate(url, out, file, "--samples", str(samples), *arguments)["benchmarks"].values()
+    return found
+
+
 def records(out: Path) -> list[dict[str, Any]]:
     """The lines of samples.jsonl."""
     return [json.loads(line) for line in (out / "samples.jsonl").read_bytes().splitlines()]

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 
 from evaluation.__main__ import main
 from evaluation.settings import KEY_VARIABLE
-from tests.evaluation.conftest import Plain, evaluate, prompt_of, records, write_rows
+from tests.evaluation.conftest import Plain, evaluate, figures, prompt_of, records, write_rows
 from tests.serve.conftest import Serve
 
 THREE = [{"id": str(number), "problem": f"How much is {number} and two, my friend?", "answer": str(number + 2),
@@ -38,12 +38,6 @@ def file(tmp_path: Path) -> Path:
 def right_sum(body: dict[str, Any], _: int = 0) -> str:
     number = int(prompt_of(body).split("How much is ")[1].split()[0])
     return rf"\boxed{{{number + 2}}}"
-
-
-def figures(url: str, out: Path, file: Path, *arguments: str, samples: int = 1) -> Any:
-    """What an evaluation of one file found."""
-    [found] = evaluate(url, out, file, "--samples", str(samples), *arguments)["benchmarks"].values()
-    return found
 
 
 def fail(url: str, out: Path, file: Path, *arguments: str) -> int:

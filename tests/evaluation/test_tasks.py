@@ -13,7 +13,7 @@ from evaluation.settings import EvaluationSettings
 from evaluation.tasks import BENCHMARK_FILES, BenchmarkTask, make_task, read_benchmark
 from shared.errors import DataError
 from shared.jsonl import Row, read_rows
-from tests.evaluation.conftest import Plain, evaluate, prompt_of, records, write_rows
+from tests.evaluation.conftest import Plain, figures, prompt_of, records, write_rows
 from tests.serve.conftest import Serve
 from verify.verifiers.calls import tool_name
 
@@ -77,19 +77,13 @@ def tasks_of(name: str, data: Path, **settings: Any) -> list[BenchmarkTask]:
     return list(read_benchmark(name, EvaluationSettings(benchmarks=[name], data=str(data), **settings)).tasks)
 
 
-def figures(url: str, out: Path, name: str | Path, *arguments: str, samples: int = 1) -> Any:
-    """What an evaluation of one benchmark found."""
-    [found] = evaluate(url, out, name, "--samples", str(samples), *arguments)["benchmarks"].values()
-    return found
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(540)
 @pytest.mark.parametrize("name", [name for name in BENCHMARK_FILES if name != "ifeval"])
 def test_perfect_is_one_and_always_wrong_is_zero(
     serve: Serve, data_folder: Path, tmp_path: Path, name: str, request: pytest.FixtureRequest
 ) -> None:
-    limit = 1 if name == "humaneval_cpp" else 6
+    limit = {"humaneval_cpp": 1, "mgsm": 6}.get(name, 3)
     tasks = tasks_of(name, data_folder, limit=limit)
     assert len(tasks) == limit
     if tasks[0].kind == "program":
