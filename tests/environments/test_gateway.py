@@ -321,12 +321,11 @@ async def test_the_gateway_refuses_strangers_and_large_bodies_and_two_requests_a
             assert second.status_code == 400 and "one after the other" in second.json()["error"]["message"]
 
         for wrong in ("", "Bearer x", "Bearer ", f"Basic {session.key}"):
-            refusal = await client.post("/v1/chat/completions", json=ASK, headers={"Authorization": wrong})
-            assert refusal.status_code == 401 and refusal.headers["x-should-retry"] == "false"
             for path in ("chat/completions", "reward", "nothing"):  # before the body, and no connection is kept
                 head = f"POST /v1/{path} HTTP/1.1\r\nHost: x\r\nAuthorization: {wrong}\r\nContent-Length: 5000000\r\n"
-                reply = await reply_to(session, f"{head}\r\n".encode())
-                assert reply[:12] == b"HTTP/1.1 401" and b"no key of an episode" in reply
+                reply = (await reply_to(session, f"{head}\r\n".encode())).lower()
+                assert reply[:12] == b"http/1.1 401" and b"no key of an episode" in reply
+                assert b"x-should-retry: false" in reply
         assert (await reply_to(session, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"))[:12] == b"HTTP/1.1 401"
         assert (await client.post("/v1/chat/completions", content=b"[" * (9 << 20))).status_code == 413
         assert (await client.post("/v1/chat/completions", content=b"[" * 100_000)).status_code == 400
