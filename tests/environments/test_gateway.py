@@ -28,6 +28,7 @@ from shared.errors import ConfigError
 from shared.launch.deaths import helpers
 from shared.launch.sockets import refused
 from tests.environments.agents import PROBLEM, action, agent, play, program
+from tests.tables import read_table
 from verify.plugins import Failed
 
 OPENAI = """
@@ -255,22 +256,12 @@ CHAT: dict[str, Any] = {
 GENERATE = {"token_ids": [1], "sampling_params": {"temperature": 1.0, "logprobs": 1, "stop_token_ids": [2]}}
 
 
-@pytest.mark.parametrize(
-    ("read", "field", "value"),
-    [
-        *((read_chat, "tool_choice", value) for value in ("required", {"type": "function"})),
-        (read_chat, "messages", []), (read_chat, "messages", "x"),
-        (read_chat, "messages", [{"role": "user", "content": [{"type": "image_url"}]}]),
-        (read_chat, "n", 2), (read_chat, "stop", "x"), (read_chat, "logprobs", True),
-        (read_chat, "response_format", {"type": "json_object"}), (read_chat, "tools", [{"type": "code"}]),
-        (read_tokens, "token_ids", []), (read_tokens, "token_ids", [-1]), (read_tokens, "stream", True),
-        (read_tokens, "sampling_params", {"n": 2}),
-    ],
-)  # fmt: skip
-def test_what_asks_for_what_is_not_there_is_refused_by_name(read: Callable[..., Any], field: str, value: Any) -> None:
+@pytest.mark.parametrize("row", read_table("environments/refused_requests"), ids=str)
+def test_what_asks_for_what_is_not_there_is_refused_by_name(row: dict[str, Any]) -> None:
     assert read_chat(CHAT).messages == [AgentMessage("user", "a")] and read_tokens(GENERATE).token_ids == [1]
-    with pytest.raises(GatewayRefusal, match="n is" if field == "sampling_params" else field):
-        read({**(CHAT if read is read_chat else GENERATE), field: value})
+    read, good = (read_chat, CHAT) if row["of"] == "chat" else (read_tokens, GENERATE)
+    with pytest.raises(GatewayRefusal, match=row["named"]):
+        read({**good, row["field"]: row["value"]})
 
 
 async def connect(session: AgentSession) -> Stream:

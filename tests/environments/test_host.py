@@ -27,6 +27,7 @@ from shared.sections import RewardWeights
 from shared.types import Completion, Problem, Prompt, VersionSpan
 from tests.environments.agents import grade
 from tests.shared.test_turns import chat_of
+from tests.tables import read_table
 from trainer.data.data_source import PromptFormat
 from trainer.episodes import Episodes
 from trainer.stages import Stages
@@ -144,23 +145,8 @@ def processes(episodes: Episodes) -> list[int]:
     return [process.pid for process in episodes.host._processes if process.pid]
 
 
-WRONG = {
-    "raises": ("crash", r"environment faulty: ValueError: no such move \(.*mine.py:\d+ in step\)"),
-    "sys.exit": ("crash", r"environment faulty: SystemExit: 4 \(.*mine.py:\d+ in step\)"),
-    "1 MB": ("crash", r"environment faulty: answered 1,048,\d+ bytes, of 1,048,576 allowed"),
-    "wrong type": ("crash", "environment faulty: returned 'higher', no Observation"),
-    "wrong field": ("crash", r"environment faulty: ValidationError: Expected `float \| null`, got `str`"),
-    "nan": ("crash", "environment faulty: gave a number that is not finite"),
-    "infinite": ("crash", "environment faulty: gave a number that is not finite"),
-    "no tokens": ("crash", "token ids must lie from 0 to"),
-    "strange tokens": ("crash", "token ids must lie from 0 to"),
-    "exits": ("crash", r"environment faulty: its process ended 3 times \(ended with exit code 3; .*\)"),
-    "differs": ("crash", "reset says other things for the same seed"),
-    "hangs": ("timeout", "environment faulty: no answer after 2 s"),
-    "blocks": ("timeout", "environment faulty: no answer after 2 s: killed"),
-    "late": ("timeout", "environment faulty: no answer after 2 s"),
-    "threaded": ("timeout", "environment threaded: no answer after 2 s"),
-}
+WRONG = {row["kind"]: (row["reason"], row["words"]) for row in read_table("environments/failures")}
+"""how episodes end in the environments above, and a pattern of what is told"""
 
 
 async def check_failure(episodes: Episodes, kind: str, completion: Completion) -> None:

@@ -20,10 +20,12 @@ from shared.sections import RewardWeights
 from shared.tool_calls import call_text
 from shared.types import Problem, Verdict
 from shared.user_file import run_file
+from tests.tables import read_table
 from verify.code import sandbox_pool
 from verify.plugins import Failed
 
 PROBLEM = Problem("p", "What is 1 + 2?", "3")
+DEEP = {"text": "<tool_call>" + "[" * 100_000 + "</tool_call>", "told": "the call is not JSON"}
 
 
 async def no_grade(problem: Problem, text: str) -> Any:
@@ -98,27 +100,11 @@ def test_calls_are_run_in_order_and_a_turn_without_one_ends_the_episode() -> Non
     assert last.done and not last.messages and last.info == {"tool_calls": 0.0, "failed_calls": 0.0}
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (call_text("subtract", "{}"), "there is no tool 'subtract'; there is add, double, fail"),
-        ("<tool_call>\n{add(1, 2)}\n</tool_call>", "the call is not JSON"),
-        ('<tool_call>\n{"name": "add"}\n</tool_call>', 'an object with "name" and "arguments"'),
-        (call_text("add", "[1, 2]"), "the arguments of a call are an object"),
-        (call_text("add", '{"a": "1"}'), "the arguments of add do not fit: a: Input should be a valid integer"),
-        (call_text("add", '{"b": 1}'), "a: Field required"),
-        (call_text("add", '{"a": 1, "c": 1}'), "c: Extra inputs are not permitted"),
-        (call_text("add", '{"a": 1}').removesuffix("</tool_call>"), "the call has no </tool_call>"),
-        ("<tool_call></tool_call>", "the call is not JSON"),
-        ("<tool_call>" + "[" * 100_000 + "</tool_call>", "the call is not JSON"),
-        (call_text("fail", '{"how": "tool"}'), "Error: it is not there"),
-        (call_text("fail", '{"how": "bug"}'), "Error: KeyError: 'x'"),
-    ],
-)
-def test_a_call_that_is_wrong_is_told_and_counted(text: str, told: str) -> None:
-    [answer] = played(Sums, Action(text, text))
+@pytest.mark.parametrize("row", [*read_table("environments/wrong_calls"), DEEP])
+def test_a_call_that_is_wrong_is_told_and_counted(row: dict[str, str]) -> None:
+    [answer] = played(Sums, Action(row["text"], row["text"]))
     [message] = answer.messages
-    assert message.role == "tool" and message.text.startswith("Error: ") and told in message.text
+    assert message.role == "tool" and message.text.startswith("Error: ") and row["told"] in message.text
     assert not answer.done and answer.info == {"tool_calls": 1.0, "failed_calls": 1.0}
 
 

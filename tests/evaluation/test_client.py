@@ -185,18 +185,12 @@ async def test_lists_that_are_nested_too_deeply_are_none() -> None:
         await client.close()
 
 
-@pytest.mark.parametrize(("change", "reasoning"), [
-    ({"reasoning": {"text": "a"}}, "a"), ({"reasoning": {"content": "a"}}, "a"), ({"reasoning": ["a"]}, "a"),
-    ({"reasoning": [{"type": "text", "text": "a"}]}, "a"), ({"reasoning": {"effort": 3}}, ""), ({"reasoning": 3}, ""),
-    ({"reasoning_content": {}, "reasoning": "a"}, "a"), ({"refusal": 5, "audio": {}, "annotations": "x"}, ""),
-    ({"tool_calls": {}}, ""), ({"tool_calls": []}, ""), ({"tool_calls": ""}, ""), ({"content": ["yes"]}, ""),
-    ({"content": {"type": "text", "text": "yes"}}, ""),
-])  # fmt: skip
-def test_odd_fields_cost_no_response(change: dict[str, Any], reasoning: str) -> None:
-    choice = {"message": {"content": "yes", **change}, "finish_reason": {"x": 1}, "reasoning_language": "de"}
+@pytest.mark.parametrize("row", read_table("evaluation/odd_messages"), ids=str)
+def test_odd_fields_cost_no_response(row: dict[str, Any]) -> None:
+    choice = {"message": {"content": "yes", **row["change"]}, "finish_reason": {"x": 1}, "reasoning_language": "de"}
     text = json.dumps({"choices": [choice, None], "model": 7, "id": []})
     [read] = clients.ChatCompletion.model_validate_json(text).choices
-    assert clients.parse_message(read.message) == (reasoning, "yes", []) and read.finish_reason is None
+    assert clients.parse_message(read.message) == (row["reasoning"], "yes", []) and read.finish_reason is None
 
 
 def test_error_texts_of_any_shape() -> None:
