@@ -31,12 +31,6 @@ SCREENSHOTS = os.environ.get("MAESTRALE_SCREENSHOTS", "")
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     write_foreign(folder / "an-older-run")
@@ -47,28 +41,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(dashboard: Callable[..., Dashboard], folder: Path) -> Dashboard:
-    return dashboard(folder)
+def opened(dashboard: Callable[..., Dashboard], folder: Path) -> Iterator[tuple[Browser, Dashboard]]:
+    with chromium() as browser:
+        yield browser, dashboard(folder)
 
 
 @pytest.fixture
-def visit(browser: Browser, served: Dashboard) -> Iterator[Callable[..., Visitor]]:
+def visit(opened: tuple[Browser, Dashboard]) -> Iterator[Callable[..., Visitor]]:
     """Opens the dashboard at an address; afterwards nothing may have happened that should not."""
-    opened: list[Visitor] = []
+    visitors: list[Visitor] = []
 
     def go(address: str = "", **how: Any) -> Visitor:
-        opened.append(Visitor(browser, served, home=f"/#/{address}", **how))  # type: ignore[arg-type]
-        return opened[-1]
+        visitors.append(Visitor(*opened, home=f"/#/{address}", **how))  # type: ignore[arg-type]
+        return visitors[-1]
 
     yield go
-    for visitor in opened:
+    for visitor in visitors:
         visitor.check()
         visitor.context.close()
 
 
 def turn_to(page: Page, address: str) -> None:
-    """Another address of the page that is open."""
-    page.goto(f"{page.url.partition('#')[0]}#/{address}")
+    """Load another address."""
+    page.goto(f"{page.url.partition('#')[0].partition('?')[0]}?{address}#/{address}")
     settled(page)
 
 
@@ -261,15 +256,10 @@ def test_axe_finds_nothing_at_any_width(visit: Callable[..., Visitor], width: in
     check("keys")
 
 
-def test_a_run_whose_link_is_opened_before_it_begins_appears(
-    browser: Browser, dashboard: Callable[..., Dashboard], tmp_path: Path
-) -> None:
-    served = dashboard(tmp_path)
-    visitor = Visitor(browser, served, home="/#/later")  # type: ignore[arg-type]
-    page = visitor.page
+def test_a_run_whose_link_is_opened_before_it_begins_appears(visit: Callable[..., Visitor], folder: Path) -> None:
+    page = visit("later").page
     expect(page.get_by_role("alert")).to_have_text("there is no such run here")
     expect(page.locator("#live")).to_have_text("live")
-    write_run(tmp_path / "later", steps=20, state="running")
+    run = write_run(folder / "later", steps=20, state="running")
     expect(page.locator(".state")).to_have_text("running", timeout=60_000)
-    visitor.check()
-    visitor.context.close()
+    shutil.rmtree(run)
