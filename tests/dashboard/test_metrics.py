@@ -88,8 +88,9 @@ def test_thinning_keeps_every_spike() -> None:
     calm, spiked = np.sin(x / 500), np.zeros(10_000)
     spiked[[1234, 5678]] = 9, -9
     spiked[100:400] = np.nan
-    short, (one, other) = thin(x, [calm, spiked], 800)
+    short, (one, other, rising, falling) = thin(x, [calm, spiked, x, -x], 800)
     assert len(short) == len(one) == len(other) <= 802 and (np.diff(short) > 0).all()
+    assert (np.diff(rising) > 0).all() and (np.diff(falling) < 0).all(), "in their order"
     assert other[np.isfinite(other)].max() == 9 and other[np.isfinite(other)].min() == -9
     at = short[np.nanargmax(np.nan_to_num(other))]
     assert abs(at - 1234) <= 25, "where it was, up to one run of neighbours"
