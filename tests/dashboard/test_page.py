@@ -42,6 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def opened(dashboard: Callable[..., Dashboard], folder: Path) -> Iterator[tuple[Browser, Dashboard]]:
+    expect.set_options(timeout=120_000)
     with chromium() as browser:
         yield browser, dashboard(folder)
 
@@ -100,8 +101,7 @@ def test_running_finished_crashed_and_foreign_runs(visit: Callable[..., Visitor]
     expect(page.locator("h1")).to_have_text("an-older-run")
     page.locator(".chart", has_text="my/score").scroll_into_view_if_needed()
     expect(page.locator(".chart", has_text="my/score").locator("canvas")).to_have_count(1)
-    turn_to(page, "no-such-run")
-    expect(page.get_by_role("alert")).to_have_text("there is no such run here")
+    expect(visit("no-such-run").page.get_by_role("alert")).to_have_text("there is no such run here")
 
 
 def test_axes_and_smoothing(visit: Callable[..., Visitor]) -> None:
@@ -137,7 +137,7 @@ def test_a_step_is_seen_while_the_page_is_open(visit: Callable[..., Visitor], fo
         log.write(step, metrics(step))
         write_jsonl(run / f"rollouts/step_{step}.jsonl", [group_of(1, step, tokenizer)])
         told = {121: ".runs", 122: ".facts", 123: ".steps output"}[step]
-        expect(page.locator(told).first).to_contain_text(str(step), timeout=120_000)
+        expect(page.locator(told).first).to_contain_text(str(step))
 
 
 def test_a_group_on_one_screen(visit: Callable[..., Visitor]) -> None:
@@ -261,5 +261,5 @@ def test_a_run_whose_link_is_opened_before_it_begins_appears(visit: Callable[...
     expect(page.get_by_role("alert")).to_have_text("there is no such run here")
     expect(page.locator("#live")).to_have_text("live")
     run = write_run(folder / "later", steps=20, state="running")
-    expect(page.locator(".state")).to_have_text("running", timeout=60_000)
+    expect(page.locator(".state")).to_have_text("running")
     shutil.rmtree(run)
