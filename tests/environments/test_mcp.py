@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import tracemalloc
 from collections.abc import AsyncIterator
@@ -27,6 +26,7 @@ from environments.mcp_tools import Mcp, McpOptions
 from shared.errors import ConfigError
 from shared.launch.deaths import children, helpers
 from shared.sections import RewardWeights
+from tests.environments.servers import printing
 from tests.environments.test_tools import PROBLEM, new, no_grade, turn
 from tests.tables import read_table
 from verify.plugins import Failed
@@ -95,15 +95,9 @@ async def test_the_tools_of_a_command(monkeypatch: pytest.MonkeyPatch, capfd: py
 
 
 async def test_the_tools_of_an_address() -> None:
-    process = subprocess.Popen([sys.executable, str(SERVER), "0"], stdout=subprocess.PIPE, text=True)
-    try:
-        assert process.stdout is not None
-        url = f"http://127.0.0.1:{int(process.stdout.readline())}/mcp"
-        async with episodes(begin=False, url=url) as [episode]:
+    with printing([sys.executable, str(SERVER), "0"]) as lines:
+        async with episodes(begin=False, url=f"http://127.0.0.1:{int(next(lines))}/mcp") as [episode]:
             await check_tools(episode)
-    finally:
-        process.kill()
-        process.wait()
 
 
 async def test_each_episode_has_a_server_of_its_own() -> None:
