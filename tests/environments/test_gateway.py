@@ -179,7 +179,7 @@ async def test_a_client_that_speaks_tokens_gets_what_was_sampled(tmp_path: Path)
     turns = action("a", [10, 1], [-0.5, -0.25]), action("b", [11, 1], [-1.0, -2.0])
     first, second, end = await run(tmp_path, PLAIN + TOKENS, *turns)
     assert first.token_ids == [3, 4, 5] and second.token_ids == [6, 7]
-    assert end.done and end.reward == 3 + 4 + 5 + 10 + 1 + 6 + 7 + 11 + 1
+    assert end.done and end.reward == 3 + 4 + 5 + 10 + 1 + 6 + 7 + 11 + 1 and end.solved is None
     changed = TOKENS.replace('choice["token_ids"] + more', "[10, 2] + more")
     with pytest.raises(Failed, match=r"do not begin with the 5 of the episode, from token_ids\[4\] on"):
         await run(tmp_path, PLAIN + changed, *turns)
