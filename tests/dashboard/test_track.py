@@ -312,14 +312,14 @@ def test_the_end_of_a_tracker_is_one_warning_and_it_has_a_time_to_end(
     """A launch waits for it last of all, and kills one that is stopped."""
     at_exit, warned, config = Mock(), list[str](), Config(name="run", runs_dir=str(rows.parent), trackers=["wandb"])
     monkeypatch.setattr(trackers, "atexit", at_exit)
-    monkeypatch.setenv("FAULT", "exits")
-    for words in ("has ended with exit code 3", "exit code 1"):
+    ends = ("exits", 60, "has ended with exit code 3"), ("hangs at the end", 1, "killed by signal 9")
+    for fault, end_s, words in ends:
+        monkeypatch.setenv("FAULT", fault)
         trackers.start_trackers(config, warned.append)
+        monkeypatch.setattr(trackers, "END_S", end_s)
         wait, *given = at_exit.register.call_args.args
         wait(*given)
         assert words in warned[-1] and "sends what it lacks" in warned[-1]
-        monkeypatch.setattr(trackers, "END_S", 1)
-        monkeypatch.setattr(sys, "executable", "/bin/cat")  # reads nothing, and fails at once
     (rows.parent / "file").write_text("")
     trackers.start_trackers(config.model_copy(update={"runs_dir": str(rows.parent / "file")}), warned.append)
     assert len(warned) == 3 and "did not start" in warned[2]
