@@ -24,7 +24,7 @@ def test_every_command_runs(serve: Serve, tmp_path: Path, root: Path, monkeypatc
     made.mkdir(parents=True)
     prepare(made, {"problems": 64, "validation": 24, "max_tokens": 160}, 0)
     monkeypatch.setenv("PYTHONPATH", str(root))
-    monkeypatch.setenv("MAESTRALE_EVALUATE_URL", serve("It is \\boxed{3}.").url + "/v1")
+    monkeypatch.setenv("MAESTRALE_EVALUATE_URL", serve("It is \\boxed{3}.", name="quickstart").url + "/v1")
     text = "\n".join((root / name).read_text(encoding="utf-8") for name in ("README.md", "docs/evaluation.md"))
     commands = set(re.findall(r"^\.venv/bin/python -m evaluation (.*)$", text, re.MULTILINE))
     assert len(commands) == 3
