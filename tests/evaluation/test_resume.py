@@ -43,15 +43,18 @@ def lines(out: Path) -> int:
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
-def launch(url: str, file: Path, out: Path, number: int, after: int, *arguments: str) -> tuple[int, str]:
-    """Run the command in a process of its own, and send it a signal once so many samples are there; exit code and
-    what was printed."""
+def launch(
+    url: str, file: Path, out: Path, number: int, after: int, *arguments: str, pause_s: float = 0.0
+) -> tuple[int, str]:
+    """Run the command in a process of its own, and send it a signal a moment after so many samples are there; exit code
+    and what was printed."""
     command = [sys.executable, "-m", "evaluation", str(file), "--url", url, "--out", str(out)]
     process = subprocess.Popen([*command, "--samples", str(SAMPLES), *arguments], stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, text=True)  # fmt: skip
     try:
         while lines(out) < after and process.poll() is None:
             time.sleep(0.002)
+        time.sleep(pause_s)
         process.send_signal(number)
         told, _ = process.communicate(timeout=300)
     finally:
@@ -93,8 +96,9 @@ def test_killed_three_times_and_the_same_bytes(tmp_path: Path) -> None:
         for seed in range(3):
             out, rng = tmp_path / f"killed {seed}", random.Random(seed)
             for number in range(KILLS):
-                after = rng.randint(lines(out) + 1, TOTAL * (number + 1) // (KILLS + 1))
-                launch(f"{command.url}/v1", file, out, signal.SIGKILL, after, *options)
+                least, most = lines(out) + 1, TOTAL * (number + 1) // (KILLS + 1)
+                after, pause_s = rng.randint(least, max(least, most)), rng.uniform(0, 0.3)
+                launch(f"{command.url}/v1", file, out, signal.SIGKILL, after, *options, pause_s=pause_s)
                 print(f"seed {seed}: killed with {lines(out)} of {TOTAL} samples", flush=True)
             evaluate(f"{command.url}/v1", out, file, "--samples", str(SAMPLES), *options)
             for name in (*FILES, "samples.jsonl", "report.html"):
