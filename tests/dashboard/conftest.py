@@ -34,11 +34,9 @@ class Dashboard:
 
     @property
     def resident_bytes(self) -> int:
-        """Its memory now."""
         return int(psutil.Process(self.process.pid).memory_info().rss)
 
     def close(self) -> None:
-        """End it as Ctrl-C does."""
         self.process.terminate()
         try:
             self.process.wait(20)
@@ -49,7 +47,6 @@ class Dashboard:
 
 @pytest.fixture(scope="module")
 def dashboard() -> Iterator[Callable[..., Dashboard]]:
-    """Starts dashboards, which end with the module's tests."""
     started: list[Dashboard] = []
 
     def start(folder: Path, *options: str) -> Dashboard:

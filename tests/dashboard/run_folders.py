@@ -45,7 +45,6 @@ SAID = [
 
 
 def metrics(step: int, steps: int = 120, speed: float = 1.0) -> dict[str, float]:
-    """A step of a run that learns."""
     noise, done = random.Random(step), 1 - math.exp(-3 * speed * step / steps)
     draw = noise.gauss
     accuracy = min(max(0.22 + 0.68 * done + draw(0, 0.03), 0), 1)
@@ -78,7 +77,6 @@ def text_of(place: int, answer: str) -> str:
 
 
 def tokenizer_of(texts: list[str]) -> Tokenizer:
-    """A byte-level tokenizer of a few hundred tokens."""
     made = Tokenizer(BPE())
     made.pre_tokenizer, made.decoder = ByteLevel(add_prefix_space=False), BytesToText()  # type: ignore[assignment]
     made.train_from_iterator(texts, BpeTrainer(vocab_size=400, initial_alphabet=ByteLevel.alphabet()))

@@ -63,7 +63,6 @@ def visit(opened: tuple[Browser, Dashboard]) -> Iterator[Callable[..., Visitor]]
 
 
 def turn_to(page: Page, address: str) -> None:
-    """Load another address."""
     page.goto(f"{page.url.partition('#')[0].partition('?')[0]}?{address}#/{address}")
     settled(page)
 

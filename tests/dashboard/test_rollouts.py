@@ -191,7 +191,6 @@ def test_foreign_records_are_shown_as_far_as_they_go(tmp_path: Path) -> None:
 
 
 def pytest_on(path: Path, *sources: str) -> subprocess.CompletedProcess[str]:
-    """The tests that were pasted into a file."""
     path.write_text("\n\n".join(sources))
     command = [sys.executable, "-m", "pytest", "-q", "-n0", "-pno:randomly", "-pno:cacheprovider", str(path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -73,7 +73,6 @@ def test_the_overview_of_a_run(folder: Path) -> None:
 
 
 def open_app(folder: Path) -> TestClient:
-    """A client of a dashboard, with its token."""
     return TestClient(create_app(folder, "abc"), base_url="http://127.0.0.1:8400", client=("127.0.0.1", 5),
                       headers={"Authorization": "Bearer abc"})  # fmt: skip
 

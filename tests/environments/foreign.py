@@ -35,7 +35,6 @@ Row = dict[str, Any]
 
 
 def letters(rng: random.Random) -> str:
-    """A text of the data set of reverse-text."""
     return " ".join(rng.choice(LETTERS) for _ in range(rng.randint(2, 3)))
 
 
@@ -52,7 +51,6 @@ def data_set(folder: Path, kind: str, seed: int = 0) -> Path:
 
 
 def listed(tag: str, names: Iterable[str]) -> str:
-    """Names in the form of alphabet-sort."""
     lines = "\n".join(names)
     return f"<{tag}>\n{lines}\n</{tag}>"
 
@@ -87,7 +85,6 @@ def demonstration(kind: str, rng: random.Random, tools: str) -> Row:
 
 
 def asked(zone: str, hour: int) -> str:
-    """A question for a clock."""
     return f"It is 0{hour}:00 in UTC. Which hour is it in {zone}?"
 
 
@@ -101,7 +98,6 @@ async def tools_of(options: Mapping[str, Any]) -> str:
 
 
 def rows(kind: str, name: str) -> Iterable[Row]:
-    """Rows of data.train or data.validation."""
     for number in range(ROWS):
         row: Row = {"id": f"{name}-{kind}-{number}", "problem": f"{kind} {number}", "environment": kind}
         if "-" in kind:

@@ -30,13 +30,11 @@ def call(kind: Any) -> str:
 
 
 async def ask(url: str, problem: Problem, *turns: str) -> list[Observation]:
-    """The observations of an episode of an agent at a server."""
     async with agent(url=url) as episode:
         return await play(episode, [action(turn) for turn in turns], problem)
 
 
 async def act(kind: type[Environment], options: dict[str, Any], *turns: str) -> list[Observation]:
-    """The observations of an episode in another environment."""
     environment = made(kind, "foreign", options, grade, RewardWeights())
     try:
         seen = [await environment.reset(Problem("p", "Find the number.", "5"), 7)]

@@ -265,7 +265,6 @@ def test_what_asks_for_what_is_not_there_is_refused_by_name(row: dict[str, Any])
 
 
 async def connect(session: AgentSession) -> Stream:
-    """A connection, which nothing is sent on yet."""
     return await asyncio.open_connection("127.0.0.1", int(session.gateway.url.rpartition(":")[2]))
 
 
@@ -285,7 +284,6 @@ async def answer(session: AgentSession, client: httpx.AsyncClient, during: Calla
 
 @contextlib.asynccontextmanager
 async def episode() -> AsyncGenerator[tuple[AgentSession, httpx.AsyncClient], None]:
-    """An episode and its agent's client."""
     session = await open_session("127.0.0.1")
     headers = {"Authorization": f"Bearer {session.key}"}
     async with httpx.AsyncClient(base_url=session.gateway.url, headers=headers, timeout=DEADLINE_S) as client:

@@ -129,7 +129,6 @@ async def sampled(completion: Completion, chat: Chat, count: int = 3, end: str =
 
 
 async def advance(episodes: Episodes, prompt: Prompt, completion: Completion) -> Completion:
-    """One turn, and what the environment answers."""
     return await episodes.advance(prompt, episodes.end_turn(await sampled(completion, episodes.chat)))
 
 

@@ -45,8 +45,6 @@ def turn(*calls: tuple[str, dict[str, Any]], before: str = "I see.") -> Action:
 def played(
     kind: type[Environment], *actions: Action, seed: int = 1, of_run: Sandbox | None = None, **options: Any
 ) -> list[Observation]:
-    """What an environment answers to turns."""
-
     async def play() -> list[Observation]:
         await environment.reset(PROBLEM, seed)
         return [await environment.step(action) for action in actions]

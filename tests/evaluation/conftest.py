@@ -77,7 +77,6 @@ def prompt_of(body: dict[str, Any]) -> str:
 
 
 def write_rows(path: Path, *rows: dict[str, Any]) -> Path:
-    """A file of rows."""
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     return path
 
@@ -98,5 +97,4 @@ def figures(url: str, out: Path, file: str | Path, *arguments: str, samples: int
 
 
 def records(out: Path) -> list[dict[str, Any]]:
-    """The lines of samples.jsonl."""
     return [json.loads(line) for line in (out / "samples.jsonl").read_bytes().splitlines()]

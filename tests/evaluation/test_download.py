@@ -44,14 +44,12 @@ def publish(folder: Path) -> Path:
 
 
 def tasks(name: str, data: Path) -> dict[str, BenchmarkTask]:
-    """The tasks of a benchmark by id, as an evaluation reads them."""
     found = read_benchmark(name, EvaluationSettings(benchmarks=[name], data=str(data), ask_form=False)).tasks
     return {task.problem.id: task for task in found}
 
 
 @contextmanager
 def mirrored(folder: Path) -> Iterator[str]:
-    """The address of a server of a folder."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(folder)))
     with serving(server):
         yield f"http://127.0.0.1:{server.server_address[1]}/"

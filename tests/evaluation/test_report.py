@@ -38,13 +38,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def embedded(text: str) -> Any:
-    """The samples inside of a page."""
     [samples] = re.findall(r'<script type="application/json" id="samples">(.*?)</script>', text, re.DOTALL)
     return json.loads(samples)
 
 
 def outside(text: str) -> str:
-    """A page without its samples."""
     return re.sub(r'<script type="application/json".*?</script>', "", text, flags=re.DOTALL)
 
 

@@ -38,7 +38,6 @@ def answer(body: dict[str, Any], call: int) -> dict[str, Any]:
 
 
 def lines(out: Path) -> int:
-    """Samples on the disk."""
     file = out / "samples.jsonl"
     return file.read_bytes().count(b"\n") if file.exists() else 0
 

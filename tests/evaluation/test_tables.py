@@ -25,7 +25,6 @@ ROWS = [{"id": f"p{number}", "problem": f"How much is {number} and two?", "answe
 
 
 def record(sample: int, **fields: Any) -> SampleRecord:
-    """One sample of the only problem."""
     sampling = BenchmarkSampling(samples=3, temperature=0.7, top_p=0.95, max_tokens=99)
     return SampleRecord(benchmark="sums", id="1", sample=sample, settings="", kind="answer", source="", language="en",
                         prompt_sha="", seed=0, sampling=sampling, model="m", **fields)  # fmt: skip
@@ -55,8 +54,6 @@ def test_a_text_seems_to_hold_the_answer_where_it_is_no_piece_of_another_number(
 
 
 def knows(*numbers: int) -> Any:
-    """A model that solves these problems."""
-
     def answer(body: dict[str, Any], call: int) -> str:
         number = int(prompt_of(body).split("How much is ")[1].split()[0])
         return rf"\boxed{{{number + 2 if number in numbers else -1}}}"

@@ -36,13 +36,11 @@ def first(values: list[Any]) -> Any:
 
 
 def wanted_calls(task: BenchmarkTask) -> list[dict[str, Any]]:
-    """What must be called."""
     return [{"name": name, "arguments": first([arguments])} for one in task.problem.tests["ground_truth"]
             for name, arguments in one.items()]  # fmt: skip
 
 
 def perfect(task: BenchmarkTask, solution: str) -> str:
-    """An answer that is right."""
     if task.kind == "answer":
         return rf"It is \boxed{{{task.problem.answer}}}."
     if task.kind == "calls":

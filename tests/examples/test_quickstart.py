@@ -285,7 +285,6 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def digest(pieces: Iterable[bytes]) -> str:
-    """Of all pieces, one after the other."""
     return hashlib.blake2b(b"".join(pieces), digest_size=16).hexdigest()
 
 

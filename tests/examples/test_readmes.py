@@ -44,7 +44,6 @@ def run_block(page: str) -> str:
 
 
 def settings_of(text: str) -> list[str]:
-    """The settings files that a text's commands train with."""
     if "magistral/run.sh" in text:
         return ["examples/magistral/settings.toml"]
     return re.findall(r"-m trainer ([\w/.-]+\.toml)", text)
