@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import sys
 from collections import defaultdict
@@ -14,6 +15,7 @@ import hypothesis
 import pytest
 
 from tests import quick
+from tests.asynchronous import asynchronous
 from tests.skipped import summary
 
 if TYPE_CHECKING:
@@ -112,6 +114,16 @@ def pytest_collection_finish() -> None:
     """Thousands of modules and tests stay to the end: no garbage collection and no forked child looks at them again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """`async def test_...` runs in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    asynchronous(pyfuncitem.obj)(**{name: pyfuncitem.funcargs[name] for name in names})
+    return True
 
 
 @pytest.hookimpl(optionalhook=True)

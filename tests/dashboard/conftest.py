@@ -18,9 +18,7 @@ class Link:
     """The link that a dashboard or a launch printed, as a visitor wants it."""
 
     def __init__(self, printed: str):
-        found = re.search(r"(http://127\.0\.0\.1:\d+)/\?token=([\w-]{32})$", printed.strip())
-        assert found, printed
-        self.url, self.token = found[1], found[2]
+        [(self.url, self.token)] = re.findall(r"(http://127\.0\.0\.1:\d+)/\?token=([\w-]{32})$", printed.strip())
         self.headers = {"Authorization": f"Bearer {self.token}"}
 
 
@@ -36,11 +34,9 @@ class Dashboard:
 
     @property
     def resident_bytes(self) -> int:
-        """Its memory now."""
         return int(psutil.Process(self.process.pid).memory_info().rss)
 
     def close(self) -> None:
-        """End it as Ctrl-C does."""
         self.process.terminate()
         try:
             self.process.wait(20)
@@ -51,7 +47,6 @@ class Dashboard:
 
 @pytest.fixture(scope="module")
 def dashboard() -> Iterator[Callable[..., Dashboard]]:
-    """Starts dashboards, which end with the module's tests."""
     started: list[Dashboard] = []
 
     def start(folder: Path, *options: str) -> Dashboard:

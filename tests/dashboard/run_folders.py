@@ -10,6 +10,7 @@ import math
 import os
 import random
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,6 @@ SAID = [
 
 
 def metrics(step: int, steps: int = 120, speed: float = 1.0) -> dict[str, float]:
-    """A step of a run that learns."""
     noise, done = random.Random(step), 1 - math.exp(-3 * speed * step / steps)
     draw = noise.gauss
     accuracy = min(max(0.22 + 0.68 * done + draw(0, 0.03), 0), 1)
@@ -77,35 +77,29 @@ def text_of(place: int, answer: str) -> str:
 
 
 def tokenizer_of(texts: list[str]) -> Tokenizer:
-    """A byte-level tokenizer of a few hundred tokens."""
     made = Tokenizer(BPE())
     made.pre_tokenizer, made.decoder = ByteLevel(add_prefix_space=False), BytesToText()  # type: ignore[assignment]
     made.train_from_iterator(texts, BpeTrainer(vocab_size=400, initial_alphabet=ByteLevel.alphabet()))
     return made
 
 
-def group_of(index: int, step: int, tokenizer: Tokenizer, size: int = 8) -> Group:
-    """A group whose completions are right, wrong, cut, or in a mixed language."""
+def group_of(index: int, step: int, tokenizer: Tokenizer) -> Group:
+    """A group of eight whose completions are right or wrong, the last one cut, the one before in a mixed language."""
     draw, place = random.Random(1000 * step + index), index % len(PROBLEMS)
-    problem, texts, rewards, completions = PROBLEMS[place], [], [], []
-    for number in range(size):
-        right = draw.random() < 0.5
-        text = text_of(place, problem.answer if right else str(draw.randint(13, 40)))
-        if number == size - 1:
-            text = text[: len(text) // 2]
-        if number == size - 2:
-            text = text.replace(SAID[place][0], SAID[1 if place != 1 else 0][0])
-        ids = tokenizer.encode(text).ids
-        graded = score(problem, text, Config(), tokens=len(ids))
-        version = max(step - 2, 0)
-        completions.append(Completion(
-            group=index, index=number, seed=number, token_ids=ids,
-            logprobs=[-abs(draw.gauss(0, 0.8)) for _ in ids], finish_reason="length" if number == size - 1 else "stop",
+    problem, version = PROBLEMS[place], max(step - 2, 0)
+    texts = [text_of(place, problem.answer if draw.random() < 0.5 else str(draw.randint(13, 40))) for _ in range(8)]
+    texts[6] = texts[6].replace(SAID[place][0], SAID[1 if place != 1 else 0][0])
+    texts[7] = texts[7][: len(texts[7]) // 2]
+    tokens = [tokenizer.encode(text).ids for text in texts]
+    completions = [
+        Completion(
+            group=index, index=number, seed=number, token_ids=ids, finish_reason="length" if number == 7 else "stop",
+            logprobs=[-abs(draw.gauss(0, 0.8)) for _ in ids], teacher=[-abs(draw.gauss(0, 0.9)) for _ in ids],
             spans=[VersionSpan(version, 0, len(ids) // 2), VersionSpan(version + 1, len(ids) // 2, len(ids))],
-            teacher=[-abs(draw.gauss(0, 0.9)) for _ in ids],
-        ))  # fmt: skip
-        texts.append(text)
-        rewards.append(graded)
+        )
+        for number, ids in enumerate(tokens)
+    ]  # fmt: skip
+    rewards = [score(problem, text, Config(), tokens=len(ids)) for text, ids in zip(texts, tokens, strict=True)]
     return Group(Prompt(index, problem, [1, 2, 3]), completions, list(rewards), texts)
 
 
@@ -123,47 +117,43 @@ def episode(index: int) -> Group:
     return Group(Prompt(index, problem, [1]), completions, [graded, failed], ["3 higher 16", "9"], turns)
 
 
-def evaluation(accuracy: float, temperature: float) -> Evaluation:
-    """An evaluation of 64 problems in two languages."""
-    parts = {
-        f"language/{code}": Breakdown(32, accuracy + more, 0.08, 0.8) for code, more in (("de", -0.05), ("en", 0.05))
-    }
-    return Evaluation(
-        64, accuracy, 0.06, 0.8, temperature=temperature, format=0.97, reward=accuracy, tokens=80.0, parts=parts
-    )
+def write_lines(path: Path, rows: Iterable[Any]) -> None:
+    """Write a file of JSON lines; a text is a line as it is."""
+    lines = (row if isinstance(row, str) else msgspec.json.encode(row).decode() for row in rows)
+    path.write_text("".join(f"{line}\n" for line in lines))
 
 
 def write_run(folder: Path, *, steps: int = 120, rollouts: int = 3, state: str = "finished", speed: float = 1.0,
               **settings: Any) -> Path:  # fmt: skip
-    """A run of `steps` steps, with rollouts of the last `rollouts` ones. state: how its lock says that it ended, or
-    "running" (by this process) or "crashed" (a controller that is gone)."""
+    """A run of `steps` steps of 4 s, with rollouts of the last `rollouts` ones. state: how its lock says that it ended,
+    or "running" (by this process) or "crashed" (a controller that is gone)."""
     config = Config(name=folder.name, runs_dir=str(folder.parent), steps=steps if state == "finished" else 2 * steps)
     config = config.model_copy(update={"optimiser": config.optimiser.model_copy(update=settings)})
     settings_file.write(config, folder / "config.toml")
-    log = MetricsLog(folder / "metrics.jsonl")
+    log, now = MetricsLog(folder / "metrics.jsonl"), time.time()
     for step in range(1, 6):
         log.write(step, {"sft/loss": 3 / step, "sft/lr": 1e-3, "sft/tokens_per_s": 3000.0})
     for step in range(1, steps + 1):
         log.write(step, metrics(step, speed=speed))
-    spread_times(folder / "metrics.jsonl")
-    with (folder / "evaluations.jsonl").open("wb") as stream:
-        for version in range(0, steps + 1, 30):
-            for temperature in (1.0, 0.0):
-                found = evaluation(min(0.3 + 0.005 * version, 0.92), temperature)
-                stream.write(msgspec.json.encode(EvaluationRecord(version, 4.0 * version, found)) + b"\n")
-    begun = time.time() - 4.0 * steps
-    phases = [
-        ("reading the problems", -40),
-        ("loading the model", -31),
-        ("connecting the engines", -12),
-        ("training", 0),
-    ]
-    lines = [json.dumps({"time": begun + after, "phase": name}) for name, after in phases]
-    (folder / "phases.jsonl").write_text("\n".join(lines) + "\n")
+    rows = [json.loads(line) for line in log.path.read_text().splitlines()]
+    write_lines(log.path, ({**row, "time": now - 4.0 * (len(rows) - 1 - place)} for place, row in enumerate(rows)))
+    evaluations = []
+    for version in range(0, steps + 1, 30):
+        accuracy = min(0.3 + 0.005 * version, 0.92)
+        for temperature in (1.0, 0.0):
+            parts = {f"language/{code}": Breakdown(32, accuracy + more, 0.08, 0.8)
+                     for code, more in (("de", -0.05), ("en", 0.05))}  # fmt: skip
+            made = Evaluation(64, accuracy, 0.06, 0.8, temperature=temperature, format=0.97, reward=accuracy,
+                              tokens=80.0, parts=parts)  # fmt: skip
+            evaluations.append(EvaluationRecord(version, 4.0 * version, made))
+    write_lines(folder / "evaluations.jsonl", evaluations)
+    phases = {"reading the problems": -40, "loading the model": -31, "connecting the engines": -12, "training": 0}
+    begun = now - 4.0 * steps
+    write_lines(folder / "phases.jsonl", ({"time": begun + after, "phase": name} for name, after in phases.items()))
     tokenizer = tokenizer_of([text_of(place, "8") for place in range(3)] * 20)
-    (folder / "made/model").mkdir(parents=True)
+    for place in ("made/model", "rollouts"):
+        (folder / place).mkdir(parents=True)
     tokenizer.save(str(folder / "made/model/tokenizer.json"))
-    (folder / "rollouts").mkdir()
     for step in range(steps - rollouts + 1, steps + 1):
         groups = [group_of(index, step, tokenizer) for index in range(3)]
         write_jsonl(folder / f"rollouts/step_{step}.jsonl", [*groups, episode(3)])
@@ -173,34 +163,20 @@ def write_run(folder: Path, *, steps: int = 120, rollouts: int = 3, state: str =
 
 def write_lock(folder: Path, state: str) -> None:
     """A lock as a launch on this machine leaves or holds it."""
-    pid, ended = (os.getpid(), "") if state == "running" else (NO_PID, "")
+    pid = os.getpid() if state == "running" else NO_PID
     ended = {"running": "", "crashed": "", "finished": "exit code 0", "stopped": "exit code 143"}.get(state, state)
-    holder = LockHolder(pid, os.uname().nodename, "2026-11-26 04:23:15", ended)
-    (folder / "lock").write_bytes(msgspec.json.encode(holder))
-
-
-def spread_times(path: Path) -> None:
-    """Let the steps of a file that was written at once have ended 4 s after one another."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    for place, row in enumerate(rows):
-        row["time"] = time.time() - 4.0 * (len(rows) - 1 - place)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_lines(folder / "lock", [LockHolder(pid, os.uname().nodename, "2026-11-26 04:23:15", ended)])
 
 
 def write_foreign(folder: Path) -> Path:
     """A run of an older version or of another program: no lock, no kinds, other columns, records that are not whole."""
     (folder / "rollouts").mkdir(parents=True)
-    same = {"note": "x", "reward/mean": 0.3}
-    rows = [{"step": step, "time": 1000 + step, "my/score": step / 2, **same} for step in range(1, 20)]
-    lines = [json.dumps(row) for row in rows]
-    (folder / "metrics.jsonl").write_text(
-        "\n".join([*lines[:9], "{broken", "[1, 2]", '{"step": "x"}', *lines[9:]]) + "\n"
-    )
+    rows = [{"step": step, "time": 1000 + step, "my/score": step / 2, "note": "x", "reward/mean": 0.3}
+            for step in range(1, 20)]  # fmt: skip
+    write_lines(folder / "metrics.jsonl", [*rows[:9], "{broken", "[1, 2]", '{"step": "x"}', *rows[9:]])
     (folder / "config.toml").write_text('steps = 50\n[trainer]\nflavour = "vanilla"\n')
-    problem, tokens = {"id": "old", "text": "1 + 1"}, [1, 2]
-    old: dict[str, Any] = {"prompt": {"problem": problem}, "completions": [{"token_ids": tokens}, 7], "texts": ["2"]}
-    good = {**old, "completions": [{"token_ids": tokens, "trainer": [-0.5, -1.0], "logprobs": [-0.4, -1.1]}]}
-    old |= {"rewards": [{"total": "much", "verdict": "right"}], "more": [1]}
-    lines = [json.dumps(good), json.dumps(old), "no json", json.dumps([1])]
-    (folder / "rollouts/step_3.jsonl").write_text("\n".join(lines) + "\n")
+    old = {"prompt": {"problem": {"id": "old", "text": "1 + 1"}}, "texts": ["2"]}
+    good = {**old, "completions": [{"token_ids": [1, 2], "trainer": [-0.5, -1.0], "logprobs": [-0.4, -1.1]}]}
+    old |= {"completions": [{"token_ids": [1, 2]}, 7], "rewards": [{"total": "much", "verdict": "right"}], "more": [1]}
+    write_lines(folder / "rollouts/step_3.jsonl", [good, old, "no json", [1]])
     return folder

@@ -1,10 +1,12 @@
-"""The dashboard that a launch opens: its link, and its end with what opened it (test_launch.py: a whole launch)."""
+"""The dashboard that a launch opens: its link, and its end with what opened it (test_acceptance.py: a whole launch)."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -24,35 +26,35 @@ time.sleep(120)
 """
 
 
-def opened(folder: Path) -> tuple[subprocess.Popen[str], str]:
-    """A process that opened a dashboard, and the line that it showed."""
+@contextmanager
+def opened(folder: Path) -> Iterator[str]:
+    """The line that a process shows that opens a dashboard; the process is killed."""
     command = [sys.executable, "-c", OPENER, str(folder)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
-    return process, process.stdout.readline()
+    try:
+        yield process.stdout.readline()
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_it_ends_with_the_process_that_opened_it(tmp_path: Path) -> None:
     write_foreign(tmp_path / "old")
-    process, line = opened(tmp_path)
-    assert "dashboard: " in line
-    link = Link(line)
-    found = httpx.get(f"{link.url}/api/runs", headers=link.headers, timeout=60)
-    assert found.json()["runs"][0]["name"] == "old"
-    process.kill()
-    process.communicate()
-    end = time.monotonic() + 120
+    with opened(tmp_path) as line:
+        assert "dashboard: " in line
+        link = Link(line)
+        runs = httpx.get(f"{link.url}/api/runs", headers=link.headers, timeout=60).json()["runs"]
+        assert runs[0]["name"] == "old"
     with pytest.raises(httpx.TransportError):
-        while time.monotonic() < end:
+        while True:
             httpx.get(f"{link.url}/api/runs", timeout=60)
             time.sleep(0.1)
 
 
 def test_one_that_does_not_start_is_a_warning(tmp_path: Path) -> None:
-    process, line = opened(tmp_path / "none")
-    process.kill()
-    process.communicate()
-    assert "the dashboard did not start" in line
+    with opened(tmp_path / "none") as line:
+        assert "the dashboard did not start" in line
 
 
 def test_the_option_is_no_setting() -> None:

@@ -14,24 +14,20 @@ from typing import Any
 import msgspec
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from msgspec.structs import replace
 from playwright.sync_api import Browser, Page, expect
 
+from dashboard.run_folder import RunFolder
+from dashboard.test_case import write_test
 from shared.metrics import MetricsLog
 from tests.dashboard.conftest import Dashboard
 from tests.dashboard.run_folders import episode, group_of, metrics, tokenizer_of, write_foreign, write_run
-from tests.dashboard.test_rollouts import pytest_on
 from tests.serve.browser import Visitor, chromium
 from tests.serve.test_page_safety import HOSTILE
 from trainer.data.data_source import write_jsonl
 
 pytestmark = pytest.mark.slow
 SCREENSHOTS = os.environ.get("MAESTRALE_SCREENSHOTS", "")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with chromium() as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
@@ -45,23 +41,30 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(dashboard: Callable[..., Dashboard], folder: Path) -> Dashboard:
-    return dashboard(folder)
+def opened(dashboard: Callable[..., Dashboard], folder: Path) -> Iterator[tuple[Browser, Dashboard]]:
+    expect.set_options(timeout=120_000)
+    with chromium() as browser:
+        yield browser, dashboard(folder)
 
 
 @pytest.fixture
-def visit(browser: Browser, served: Dashboard) -> Iterator[Callable[..., Visitor]]:
+def visit(opened: tuple[Browser, Dashboard]) -> Iterator[Callable[..., Visitor]]:
     """Opens the dashboard at an address; afterwards nothing may have happened that should not."""
-    opened: list[Visitor] = []
+    visitors: list[Visitor] = []
 
     def go(address: str = "", **how: Any) -> Visitor:
-        opened.append(Visitor(browser, served, home=f"/#/{address}", **how))  # type: ignore[arg-type]
-        return opened[-1]
+        visitors.append(Visitor(*opened, home=f"/#/{address}", **how))  # type: ignore[arg-type]
+        return visitors[-1]
 
     yield go
-    for visitor in opened:
+    for visitor in visitors:
         visitor.check()
         visitor.context.close()
+
+
+def turn_to(page: Page, address: str) -> None:
+    page.goto(f"{page.url.partition('#')[0].partition('?')[0]}?{address}#/{address}")
+    settled(page)
 
 
 def settled(page: Page) -> None:
@@ -76,8 +79,8 @@ def test_running_finished_crashed_and_foreign_runs(visit: Callable[..., Visitor]
     expect(page.locator(".runs tbody tr")).to_have_count(4)
     rows = page.locator(".runs tbody tr").all()
     told = {row.locator("th").inner_text(): row.locator(".state").inner_text() for row in rows}
-    assert told["apples"] == "running" and told["apples-lr5e-5"] == "finished"
-    assert told["apples-lr3e-4"] == "crashed" and told["an-older-run"] == "unknown"
+    assert told == {"apples": "running", "apples-lr5e-5": "finished", "apples-lr3e-4": "crashed",
+                    "an-older-run": "unknown"}  # fmt: skip
     expect(page.locator(".chart canvas")).to_have_count(6)
     differing = page.locator("tr", has=page.get_by_role("rowheader", name="optimiser.learning_rate"))
     assert "0.0003" in differing.inner_text() and "0.00005" in differing.inner_text()
@@ -93,12 +96,11 @@ def test_running_finished_crashed_and_foreign_runs(visit: Callable[..., Visitor]
     expect(page.locator(".chart", has_text="Staleness")).to_have_count(1)
     page.locator(".timeline").scroll_into_view_if_needed()
     expect(page.locator(".timeline .legend")).to_contain_text("wait for completions")
-    page.goto(page.url.split("#")[0] + "#/an-older-run")
+    turn_to(page, "an-older-run")
     expect(page.locator("h1")).to_have_text("an-older-run")
     page.locator(".chart", has_text="my/score").scroll_into_view_if_needed()
     expect(page.locator(".chart", has_text="my/score").locator("canvas")).to_have_count(1)
-    page.goto(page.url.split("#")[0] + "#/no-such-run")
-    expect(page.get_by_role("alert")).to_have_text("there is no such run here")
+    expect(visit("no-such-run").page.get_by_role("alert")).to_have_text("there is no such run here")
 
 
 def test_axes_and_smoothing(visit: Callable[..., Visitor]) -> None:
@@ -112,14 +114,15 @@ def test_axes_and_smoothing(visit: Callable[..., Visitor]) -> None:
         chart.locator(".u-over").hover(position={"x": left, "y": 60})
         if "trained tokens" in chart.locator(".at").inner_text():
             break
-    expect(chart.locator(".at")).to_contain_text("trained tokens")
+    else:
+        pytest.fail("the axis is not drawn")
     before = chart.locator("canvas").screenshot()
     page.get_by_label("smooth").fill("0.9")
     assert chart.locator("canvas").screenshot() != before
 
 
 def test_a_step_is_seen_while_the_page_is_open(visit: Callable[..., Visitor], folder: Path) -> None:
-    """In the list of runs, on the page of the run, and among its rollouts; test_launch.py measures how soon."""
+    """In the list of runs, on the page of the run, and among its rollouts; test_acceptance.py measures how soon."""
     run = folder / "apples"
     pages = [visit("").page, visit("apples").page, visit("apples/rollouts").page]
     for page in pages:
@@ -132,8 +135,8 @@ def test_a_step_is_seen_while_the_page_is_open(visit: Callable[..., Visitor], fo
         settled(page)
         log.write(step, metrics(step))
         write_jsonl(run / f"rollouts/step_{step}.jsonl", [group_of(1, step, tokenizer)])
-        told = {121: page.locator(".runs"), 122: page.locator(".facts").first, 123: page.locator(".steps output")}[step]
-        expect(told).to_contain_text(str(step), timeout=120_000)
+        told = {121: ".runs", 122: ".facts", 123: ".steps output"}[step]
+        expect(page.locator(told).first).to_contain_text(str(step))
 
 
 def test_a_group_on_one_screen(visit: Callable[..., Visitor]) -> None:
@@ -175,18 +178,15 @@ def test_a_group_on_one_screen(visit: Callable[..., Visitor]) -> None:
     expect(page.locator("h1")).to_contain_text("group 3 of 4")
 
 
-def test_one_click_copies_a_test_case_that_runs(visit: Callable[..., Visitor], tmp_path: Path) -> None:
+def test_one_click_copies_a_test_case(visit: Callable[..., Visitor], folder: Path) -> None:
+    """test_rollouts.py lets such cases run."""
     visitor = visit("apples-lr5e-5/rollouts/120/1")
     visitor.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page = visitor.page
     page.get_by_role("button", name="Copy as test case").first.click()
     expect(page.locator(".card").first.get_by_role("status")).to_contain_text("Copied")
-    source: str = page.evaluate("navigator.clipboard.readText()")
-    pasted = tmp_path / "test_pasted.py"
-    pasted.write_text(source)
-    done = pytest_on(pasted)
-    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout
-    page.goto(page.url.replace("/120/1", "/120/3"))
+    assert page.evaluate("navigator.clipboard.readText()") == write_test(RunFolder(folder / "apples-lr5e-5"), 120, 1, 0)
+    turn_to(page, "apples-lr5e-5/rollouts/120/3")
     page.get_by_role("button", name="Copy as test case").first.click()
     expect(page.locator(".card").first.get_by_role("status")).to_contain_text("its environment graded it")
 
@@ -198,27 +198,25 @@ def test_hostile_texts_are_texts(visit: Callable[..., Visitor], folder: Path) ->
     group = episode(0)
     first, graded = group.completions[0], group.rewards[0]
     assert graded is not None
-    group.completions = [msgspec.structs.replace(first, turns=[]) for _ in texts]
-    replace = msgspec.structs.replace
+    group.completions = [replace(first, turns=[]) for _ in texts]
     group.rewards = [replace(graded, reason=text[:9000], answer=text[:9000], extra={text[:90]: 0.5}) for text in texts]
     group.texts, group.turns = texts, [[replace(group.turns[0][0], text=text)] for text in texts]
     problem = replace(group.prompt.problem, text="\n\n".join(texts)[:20_000], id=texts[0], language="<i>")
     group.prompt = replace(group.prompt, problem=problem)
-    bare = msgspec.structs.replace(group, turns=[])
-    write_jsonl(run / "rollouts/step_12.jsonl", [group, bare])
+    write_jsonl(run / "rollouts/step_12.jsonl", [group, replace(group, turns=[])])
     with (run / "metrics.jsonl").open("ab") as stream:
         stream.write(msgspec.json.encode({"step": 13, "<img src=x onerror=window.pwned=1>": 1}) + b"\n")
     (run / "config.toml").write_text('steps = "<img src=x onerror=window.pwned=1>"\n')
+    visitor = visit()
+    page = visitor.page
     for address in ("", "hostile", "hostile/rollouts", "hostile/rollouts/12/0", "hostile/rollouts/12/1"):
-        visitor = visit(address)
-        page = visitor.page
-        settled(page)
+        turn_to(page, address)
         if address.endswith("1"):
             assert page.locator(".card").count() == len(texts)
             page.locator("#way").select_option("plain")
-            assert "␛[2J" in page.locator(".card").nth(len(texts) - 2).inner_text()
-            assert "⟨U+202E⟩" in page.locator(".card").nth(len(texts) - 2).inner_text()
-            assert "more characters" in page.locator(".card").last.inner_text()
+            *_, control, long = page.locator(".card").all()
+            assert "␛[2J" in control.inner_text() and "⟨U+202E⟩" in control.inner_text()
+            assert "more characters" in long.inner_text()
             page.locator("#way").select_option("tokens")
         assert page.locator("main :is(script, img, iframe, style, link, base, form, object)").count() == 0
         assert page.evaluate("document.documentElement.scrollWidth") <= 1100
@@ -226,53 +224,41 @@ def test_hostile_texts_are_texts(visit: Callable[..., Visitor], folder: Path) ->
     shutil.rmtree(run)
 
 
-LOOKS = [(1280, False), (360, True)]
 PLACES = {
-    "runs": "",
-    "run": "apples",
-    "crashed": "apples-lr3e-4",
-    "older": "an-older-run",
-    "rollouts": "apples-lr5e-5/rollouts",
-    "group": "apples-lr5e-5/rollouts/120/0",
-}
+    "runs": "", "run": "apples", "crashed": "apples-lr3e-4", "older": "an-older-run",
+    "rollouts": "apples-lr5e-5/rollouts", "group": "apples-lr5e-5/rollouts/120/0",
+}  # fmt: skip
 """name of a picture -> address"""
 
 
-@pytest.mark.parametrize(("width", "dark"), LOOKS)
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (360, True)])
 def test_axe_finds_nothing_at_any_width(visit: Callable[..., Visitor], width: int, dark: bool) -> None:
-    axe, found = Axe(), []
+    page = visit(width=width, height=860 if width > 500 else 740, dark=dark).page
+
+    def check(name: str) -> None:
+        assert int(page.evaluate("document.documentElement.scrollWidth")) <= width, name
+        violations = Axe().run(page).response["violations"]
+        assert not [(name, one["id"], [node["html"][:160] for node in one["nodes"]][:3]) for one in violations]
+
     for name, address in PLACES.items():
-        page = visit(address, width=width, height=860 if width > 500 else 740, dark=dark).page
-        settled(page)
-        for state in ("", "tokens", "episode", "keys"):
-            if state == "tokens" and name == "group":
-                page.locator("#way").select_option("tokens")
-                page.locator(".token").first.wait_for()
-            elif state == "episode" and name == "group":
-                page.goto(page.url.replace("/120/0", "/120/3"))
-                page.locator(".turn").first.wait_for()
-            elif state == "keys" and name == "runs":
-                page.get_by_role("button", name="Keys").click()
-            elif state:
-                continue
-            assert int(page.evaluate("document.documentElement.scrollWidth")) <= width, f"{name} {state}"
-            for violation in axe.run(page).response["violations"]:
-                found.append((name, state, violation["id"], [node["html"][:160] for node in violation["nodes"]][:3]))
-            if SCREENSHOTS and not state:
-                suffix = "phone-dark" if dark else "wide"
-                page.screenshot(path=f"{SCREENSHOTS}/dashboard-{name}-{suffix}.png")
-    assert found == []
+        turn_to(page, address)
+        check(name)
+        if SCREENSHOTS:
+            page.screenshot(path=f"{SCREENSHOTS}/dashboard-{name}-{'phone-dark' if dark else 'wide'}.png")
+    page.locator("#way").select_option("tokens")
+    page.locator(".token").first.wait_for()
+    check("tokens")
+    turn_to(page, "apples-lr5e-5/rollouts/120/3")
+    page.locator(".turn").first.wait_for()
+    check("episode")
+    page.get_by_role("button", name="Keys").click()
+    check("keys")
 
 
-def test_a_run_whose_link_is_opened_before_it_begins_appears(
-    browser: Browser, dashboard: Callable[..., Dashboard], tmp_path: Path
-) -> None:
-    served = dashboard(tmp_path)
-    context = browser.new_context()
-    page = context.new_page()
-    page.goto(f"{served.url}/?token={served.token}#/later")
+def test_a_run_whose_link_is_opened_before_it_begins_appears(visit: Callable[..., Visitor], folder: Path) -> None:
+    page = visit("later").page
     expect(page.get_by_role("alert")).to_have_text("there is no such run here")
     expect(page.locator("#live")).to_have_text("live")
-    write_run(tmp_path / "later", steps=20, state="running")
-    expect(page.locator(".state")).to_have_text("running", timeout=20_000)
-    context.close()
+    run = write_run(folder / "later", steps=20, state="running")
+    expect(page.locator(".state")).to_have_text("running")
+    shutil.rmtree(run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from dashboard import growing_file, rollouts
 from dashboard.group import TokenDecoder, show_group, show_tokens
@@ -48,61 +50,47 @@ def test_the_index_says_what_is_in_the_file(run: RunFolder) -> None:
         assert listed["marks"].get("masked", 0) == sum(not reward.verdict.graded for reward in rewards)
 
 
-def test_filters_and_search_go_back_from_the_newest_step(run: RunFolder) -> None:
-    found = run.rollouts.search("masked", "", None)
-    assert [hit["problem"] for hit in found["hits"]] == ["episode-3"] * 4 and found["next"] is None
-    assert [hit["step"] for hit in found["hits"]] == [12, 11, 10, 9]
-    assert [hit["problem"] for hit in run.rollouts.search("", "fünf ÄPFEL", None)["hits"]][:1] == ["sum-1"]
+def steps_of(hits: dict[str, Any]) -> list[int]:
+    return [hit["step"] for hit in hits["hits"]]
+
+
+def test_filters_and_search_go_back_from_the_newest_step(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    masked = run.rollouts.search("masked", "", None)
+    assert steps_of(masked) == [12, 11, 10, 9] and masked["next"] is None
+    assert {hit["problem"] for hit in masked["hits"]} == {"episode-3"}
+    assert set(steps_of(run.rollouts.search("correct", "", 11))) == {9, 10}
+    assert run.rollouts.search("", "fünf ÄPFEL", None)["hits"][0]["problem"] == "sum-1"
     assert run.rollouts.search("", "no such words", None)["hits"] == []
+    monkeypatch.setattr(rollouts, "SEARCH_S", -1.0)  # each request has time for one step
+    steps, before = [], None
+    for _ in range(4):
+        part = run.rollouts.search("masked", "", before)
+        steps += steps_of(part)
+        before = part["next"]
+    assert steps == [12, 11, 10, 9] and before is None
 
 
 @pytest.mark.parametrize("written", ["Задача École", "задача école", "ЗАДАЧА ÉCOLE"])
 @pytest.mark.parametrize("escaped", [False, True])
-def test_capitals_of_every_alphabet_do_not_matter(written: str, escaped: bool) -> None:
-    line = json.dumps({"text": written}, ensure_ascii=escaped).encode()
-    for text in ("задача", "École", "ЗАДАЧА"):
-        assert rollouts.holds(line, rollouts.needles(text))
-    assert not rollouts.holds(line, rollouts.needles("задачи"))
+def test_capitals_of_every_alphabet_do_not_matter(written: str, escaped: bool, tmp_path: Path) -> None:
+    line = {"prompt": {"problem": {"text": written}}, "completions": [], "rewards": []}
+    (tmp_path / "step_1.jsonl").write_text(json.dumps(line, ensure_ascii=escaped) + "\n")
+    for text, hits in (("задача", 1), ("École", 1), ("ЗАДАЧА", 1), ("задачи", 0)):
+        assert len(Rollouts(tmp_path).search("", text, None)["hits"]) == hits
 
 
-def test_marks_go_back_from_any_step(run: RunFolder) -> None:
-    assert {hit["step"] for hit in run.rollouts.search("correct", "", 11)["hits"]} == {9, 10}
-
-
-def test_a_search_ends_in_time_and_goes_on(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rollouts, "SEARCH_S", -1.0)
-    before: int | None = None
-    steps = []
-    for _ in range(4):
-        found = run.rollouts.search("masked", "", before)
-        steps += [hit["step"] for hit in found["hits"]]
-        before = found["next"]
-    assert steps == [12, 11, 10, 9] and before is None
-
-
-def test_escaped_letters_are_found(tmp_path: Path) -> None:
-    line = {"prompt": {"problem": {"text": "Wie viele Äpfel?"}}, "completions": [], "rewards": []}
-    (tmp_path / "step_1.jsonl").write_text(json.dumps(line) + "\n")
-    assert len(Rollouts(tmp_path).search("", "Äpfel", None)["hits"]) == 1
-
-
-def test_a_file_is_indexed_once_and_again_when_it_changes(run: RunFolder, tmp_path: Path) -> None:
-    path = tmp_path / "step_1.jsonl"
-    write_jsonl(path, [episode(1)])
-    found = Rollouts(tmp_path)
-    first = found.index(1)
-    assert found.index(1) is first
-    write_jsonl(path, [episode(1), episode(2)])
-    assert len(found.index(1)) == 2
-
-
-def test_the_kept_index_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_indexed_once_and_again_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Rollouts(tmp_path)
+    write_jsonl(tmp_path / "step_1.jsonl", [episode(1)])
+    first = kept.index(1)
+    assert kept.index(1) is first
+    write_jsonl(tmp_path / "step_1.jsonl", [episode(1), episode(2)])
+    assert len(kept.index(1)) == 2
     monkeypatch.setattr(Rollouts, "MOST_COMPLETIONS", 6)
-    found = Rollouts(tmp_path)
     for step in range(1, 9):
         write_jsonl(tmp_path / f"step_{step}.jsonl", [episode(step)])
-        found.index(step)
-    assert sorted(found._indexes) == [6, 7, 8]
+        kept.index(step)
+    assert sorted(kept._indexes) == [6, 7, 8], "what is kept is bounded"
 
 
 def test_a_huge_step_is_indexed_once_and_listed_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,16 +100,15 @@ def test_a_huge_step_is_indexed_once_and_listed_in_parts(tmp_path: Path, monkeyp
     write_jsonl(tmp_path / "step_1.jsonl", [episode(number) for number in range(30)])
     write_jsonl(tmp_path / "step_2.jsonl", [episode(1)])
     (tmp_path / "step_3.jsonl").write_bytes(b"\n" * 1000)
-    found = Rollouts(tmp_path)
-    first = found.index(1)
+    kept = Rollouts(tmp_path)
+    first = kept.index(1)
     assert len(first) == 11 and "left out" in first[-1].head, "10 lines of 2 completions, and what tells of the rest"
-    found.index(2)
-    assert found.index(1) is first, "another step does not drop it"
-    parts = [found.listed(1, start) for start in (0, 4, 8, 12)]
-    assert [len(part) for part in parts] == [4, 4, 3, 0]
-    assert [one["line"] for part in parts for one in part] == list(range(11))
-    assert len(found.search("", "", None)["hits"]) <= 3 * 4
-    assert len(found.index(3)) == 31, "lines that hold nothing are bounded, too"
+    kept.index(2)
+    assert kept.index(1) is first, "another step does not drop it"
+    parts = [[one["line"] for one in kept.listed(1, start)] for start in (0, 4, 8, 12)]
+    assert parts == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10], []]
+    assert len(kept.search("", "", None)["hits"]) <= 3 * 4
+    assert len(kept.index(3)) == 31, "lines that hold nothing are bounded, too"
 
 
 def test_lines_that_cannot_be_read_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,23 +129,17 @@ def test_lines_that_cannot_be_read_are_told(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_links_pipes_and_other_names_are_no_rollouts(tmp_path: Path) -> None:
-    secret = tmp_path / "secret.jsonl"
+    folder, secret = tmp_path / "rollouts", tmp_path / "secret.jsonl"
     secret.write_text('{"prompt": {"problem": {"text": "secret"}}}\n')
-    folder = tmp_path / "run" / "rollouts"
-    folder.mkdir(parents=True)
+    folder.mkdir()
     (folder / "step_1.jsonl").symlink_to(secret)
     os.mkfifo(folder / "step_2.jsonl")
     (folder / "step_3.jsonl").mkdir()
-    found = Rollouts(folder)
     for step in (1, 2, 3):
         with pytest.raises(LookupError):
-            found.index(step)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other/rollouts").symlink_to(folder)
-    assert Rollouts(tmp_path / "other/rollouts").steps() == []
-
-
-# ---- groups and tokens ---------------------------------------------------------------------------------------
+            Rollouts(folder).index(step)
+    (tmp_path / "other").symlink_to(folder)
+    assert Rollouts(tmp_path / "other").steps() == []
 
 
 def test_a_group_is_shown_with_every_part_of_its_rewards(run: RunFolder) -> None:
@@ -173,14 +154,14 @@ def test_a_group_is_shown_with_every_part_of_its_rewards(run: RunFolder) -> None
 
 
 def test_tokens_have_their_texts_versions_and_numbers(run: RunFolder) -> None:
-    completion, text = groups_of(run, 12)[1].completions[0], groups_of(run, 12)[1].texts[0]
-    found = show_tokens(run, TokenDecoder(), 12, 1, 0, 0)
-    assert "".join(found["pieces"]) == text and found["ids"] == completion.token_ids
+    group = groups_of(run, 12)[1]
+    completion, shown = group.completions[0], show_tokens(run, TokenDecoder(), 12, 1, 0, 0)
+    assert "".join(shown["pieces"]) == group.texts[0] and shown["ids"] == completion.token_ids
     half = len(completion.token_ids) // 2
-    assert found["version"] == [10] * half + [11] * (len(completion.token_ids) - half)
-    assert found["columns"] == {"logprobs": completion.logprobs, "teacher": completion.teacher}
+    assert shown["version"] == [10] * half + [11] * (len(completion.token_ids) - half)
+    assert shown["columns"] == {"logprobs": completion.logprobs, "teacher": completion.teacher}
     part = show_tokens(run, TokenDecoder(), 12, 1, 0, 5)
-    assert part["ids"] == completion.token_ids[5:] and part["pieces"] == found["pieces"][5:]
+    assert part["ids"] == completion.token_ids[5:] and part["pieces"] == shown["pieces"][5:]
     assert show_tokens(run, TokenDecoder(), 12, 3, 0, 0)["version"] == [3, None, None, 3]
 
 
@@ -194,8 +175,8 @@ def test_long_texts_and_many_tokens_come_in_parts(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     text = show_group(run, 1, 0)["completions"][0]["text"]
     assert len(text) < 100_100 and text.endswith("900,000 more characters)")
-    found = show_tokens(run, TokenDecoder(), 1, 0, 0, 4000)
-    assert found["ids"] == list(range(4000, 5000)) and found["pieces"] is None, "there is no tokenizer"
+    shown = show_tokens(run, TokenDecoder(), 1, 0, 0, 4000)
+    assert shown["ids"] == list(range(4000, 5000)) and shown["pieces"] is None, "there is no tokenizer"
 
 
 def test_foreign_records_are_shown_as_far_as_they_go(tmp_path: Path) -> None:
@@ -209,66 +190,47 @@ def test_foreign_records_are_shown_as_far_as_they_go(tmp_path: Path) -> None:
     assert show_group(run, 3, 3)["completions"] == []
 
 
-# ---- test cases ----------------------------------------------------------------------------------------------
-
-
-def pytest_on(path: Path) -> subprocess.CompletedProcess[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:randomly",
-        "-p",
-        "no:cacheprovider",
-        "-n",
-        "0",
-        str(path),
-    ]
+def pytest_on(path: Path, *sources: str) -> subprocess.CompletedProcess[str]:
+    path.write_text("\n\n".join(sources))
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-pno:randomly", "-pno:cacheprovider", str(path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=150)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.slow
 def test_completions_paste_into_a_test_that_runs(run: RunFolder, tmp_path: Path) -> None:
     """Right, wrong, cut and mixed ones of three problems; a test with a verdict that was changed fails."""
     sources = [write_test(run, 12, line, sample) for line in range(3) for sample in range(8)]
-    pasted = tmp_path / "test_pasted.py"
-    pasted.write_text("\n\n".join(sources))
-    done = pytest_on(pasted)
-    assert done.returncode == 0 and "24 passed" in done.stdout, done.stdout[-3000:]
     verdicts = {line.split("'")[1] for source in sources for line in source.splitlines() if "verdict ==" in line}
     assert verdicts == {"correct", "wrong", "no answer"}
     right = next(source for source in sources if "== 'correct'" in source)
-    pasted.write_text(right.replace("== 'correct'", "== 'wrong'"))
-    done = pytest_on(pasted)
-    assert done.returncode == 1 and "answer is right" in done.stdout
+    changed = right.replace("== 'correct'", "== 'wrong'").replace("def test_", "def test_changed_")
+    done = pytest_on(tmp_path / "test_pasted.py", *sources, changed)
+    assert "1 failed, 24 passed" in done.stdout and "answer is right" in done.stdout, done.stdout[-3000:]
 
 
 def test_hostile_texts_stay_texts_in_a_test_case(run: RunFolder, tmp_path: Path) -> None:
     hostile = '"""\nimport os; os.system("touch pwned")\n\'\'\' \\ \u202e \x1b[2J {0} %s </script>'
     group = groups_of(run, 12)[0]
     group.texts[0] = hostile
-    group.prompt = msgspec.structs.replace(group.prompt, problem=msgspec.structs.replace(
-        group.prompt.problem, id="x(): pass\nimport os #", text=hostile, answer=hostile))  # fmt: skip
+    problem = replace(group.prompt.problem, id="x(): pass\nimport os #", text=hostile, answer=hostile)
+    group.prompt = replace(group.prompt, problem=problem)
     folder = tmp_path / "run"
     (folder / "rollouts").mkdir(parents=True)
-    (folder / "config.toml").write_bytes((run.folder / "config.toml").read_bytes())
+    shutil.copy(run.folder / "config.toml", folder)
     write_jsonl(folder / "rollouts/step_1.jsonl", [group])
     source = write_test(RunFolder(folder), 1, 0, 0)
     seen: dict[str, Any] = {}
     program = source.replace("    reward = score(", "    return problem, completion\n    reward = score(")
     exec(compile(program, "pasted", "exec"), seen)
-    problem, completion = next(value for name, value in seen.items() if name.startswith("test_x_pass_import_os"))()
-    assert completion == hostile and problem == group.prompt.problem
+    pasted = next(value for name, value in seen.items() if name.startswith("test_x_pass_import_os"))
+    assert pasted() == (problem, hostile)
     assert "\u202e" not in source and "\x1b" not in source
 
 
 def test_what_cannot_be_graded_again_says_why(run: RunFolder, tmp_path: Path) -> None:
-    with pytest.raises(NoTestCase, match="environment graded it"):
-        write_test(run, 12, 3, 0)
-    with pytest.raises(NoTestCase, match="no grade"):
-        write_test(run, 12, 3, 1)
-    with pytest.raises(NoTestCase, match="another version"):
-        write_test(RunFolder(write_foreign(tmp_path / "old")), 3, 0, 0)
+    old = RunFolder(write_foreign(tmp_path / "old"))
+    for why, *place in (("environment graded it", run, 12, 3, 0), ("no grade", run, 12, 3, 1),
+                        ("another version", old, 3, 0, 0)):  # fmt: skip
+        with pytest.raises(NoTestCase, match=why):
+            write_test(*place)

@@ -15,7 +15,7 @@ from fastapi.testclient import TestClient
 from dashboard.app import create_app
 from dashboard.run_folder import RunFolder, RunFolders
 from shared.config import Config
-from tests.dashboard.run_folders import metrics, write_foreign, write_lock, write_run
+from tests.dashboard.run_folders import metrics, write_foreign, write_lines, write_lock, write_run
 from trainer.run_lock import RunLock
 
 
@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [("running", "running"), ("crashed", "crashed"), ("finished", "finished"), ("stopped", "stopped"),
      ("exit code 1", "crashed"), ("exit code 130", "stopped"), ("stopped because something hung", "crashed")],
 )  # fmt: skip
-def test_how_a_run_stands(folder: Path, tmp_path: Path, ended: str, state: str) -> None:
+def test_how_a_run_stands(tmp_path: Path, ended: str, state: str) -> None:
     write_lock(tmp_path, ended)
     assert RunFolder(tmp_path).summary()["state"] == state
 
@@ -47,8 +47,7 @@ def test_a_real_lock_is_understood(tmp_path: Path) -> None:
 
 
 def test_a_run_on_another_machine_is_silent_after_a_while(tmp_path: Path) -> None:
-    lock = {"pid": 3, "host": "another", "since": "2026-11-26", "ended": ""}
-    (tmp_path / "lock").write_text(json.dumps(lock))
+    write_lines(tmp_path / "lock", [{"pid": 3, "host": "another", "since": "2026-11-26", "ended": ""}])
     run = RunFolder(tmp_path)
     assert run.summary()["state"] == "running"
     long_ago = time.time() - 3600
@@ -57,37 +56,25 @@ def test_a_run_on_another_machine_is_silent_after_a_while(tmp_path: Path) -> Non
 
 
 def test_the_overview_of_a_run(folder: Path) -> None:
-    found = RunFolders(folder).find("a").overview()
-    last = metrics(60)
-    assert found["run"]["step"] == found["run"]["steps"] == 60 and found["run"]["accuracy"] == last["accuracy"]
-    assert found["names"]["entropy"]["unit"] == "nats" and found["names"]["sft/loss"]["kind"] == "sft"
-    assert found["bound"] == Config().max_staleness and found["alarms"] == [] and found["damaged"] == 0
-    assert found["verdicts"]["correct"] == 12_000 and found["rollouts"] == [60]
-    assert [(one["version"], one["temperature"]) for one in found["evaluations"]] == [
-        (version, temperature) for version in (0, 30, 60) for temperature in (1.0, 0.0)
-    ]
-    assert found["evaluations"][0]["parts"]["language/de"]["accuracy"] == pytest.approx(0.25)
-    assert "samples" not in found["evaluations"][0] and found["evaluations"][4]["hours"] == pytest.approx(240 / 3600)
-
-
-def test_a_folder_that_may_not_be_entered_hides_no_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_file = Path.is_file
-
-    def refused(path: Path) -> bool:
-        if path.parent.name == "no run":
-            raise PermissionError(13, "Permission denied")
-        return is_file(path)
-
-    monkeypatch.setattr(Path, "is_file", refused)
-    assert {run.name for run in RunFolders(folder).all()} == {"a", "b", "old"}
+    told, last = RunFolders(folder).find("a").overview(), metrics(60)
+    assert told["run"]["step"] == told["run"]["steps"] == 60 and told["run"]["accuracy"] == last["accuracy"]
+    assert told["names"]["entropy"]["unit"] == "nats" and told["names"]["sft/loss"]["kind"] == "sft"
+    assert told["bound"] == Config().max_staleness and told["alarms"] == [] and told["damaged"] == 0
+    assert told["verdicts"]["correct"] == 12_000 and told["rollouts"] == [60]
+    evaluations = told["evaluations"]
+    places = [(version, temperature) for version in (0, 30, 60) for temperature in (1.0, 0.0)]
+    assert [(one["version"], one["temperature"]) for one in evaluations] == places
+    assert evaluations[0]["parts"]["language/de"]["accuracy"] == pytest.approx(0.25)
+    assert "samples" not in evaluations[0] and evaluations[4]["hours"] == pytest.approx(240 / 3600)
+    assert [phase["phase"] for phase in told["timeline"]["phases"]][-1] == "training"
+    step, _, taken, wait, train, sync, checkpoint, stall = told["timeline"]["steps"][-1]
+    assert (step, taken, wait, train) == (60, 4.0, last["time/wait_batch_s"], last["time/train_s"])
+    assert (sync, checkpoint, stall) == (0.1, 0.9, last["sync/stall_ms"] / 1000)
 
 
 def open_app(folder: Path) -> TestClient:
-    """A client of a dashboard, with its token."""
-    known = {"Authorization": "Bearer abc"}
-    return TestClient(
-        create_app(folder, "abc"), base_url="http://127.0.0.1:8400", client=("127.0.0.1", 5), headers=known
-    )
+    return TestClient(create_app(folder, "abc"), base_url="http://127.0.0.1:8400", client=("127.0.0.1", 5),
+                      headers={"Authorization": "Bearer abc"})  # fmt: skip
 
 
 def test_a_name_that_is_not_utf8_hides_only_itself(tmp_path: Path) -> None:
@@ -107,7 +94,8 @@ def test_a_name_that_is_not_utf8_hides_only_itself(tmp_path: Path) -> None:
         assert client.get("/api/runs").json()["runs"] == [] and client.get("/api/runs").json()["root"].endswith("bad·")
 
 
-def test_a_line_that_is_nested_too_deeply_is_no_row(folder: Path, tmp_path: Path) -> None:
+def test_hostile_lines_are_no_rows_and_hostile_numbers_no_figures(tmp_path: Path) -> None:
+    """Lines that are nested too deeply, and an integer that is larger than any float."""
     write_run(tmp_path / "a", steps=3, rollouts=0)
     before = RunFolders(tmp_path).find("a").overview()
     for name in ("metrics.jsonl", "evaluations.jsonl", "phases.jsonl"):
@@ -116,57 +104,55 @@ def test_a_line_that_is_nested_too_deeply_is_no_row(folder: Path, tmp_path: Path
     (tmp_path / "a" / "lock").write_bytes(b"[" * 4096)
     now = RunFolders(tmp_path).find("a").overview()
     assert now["names"] == before["names"] and now["damaged"] == 2 and now["run"]["step"] == before["run"]["step"]
-
-
-def test_an_integer_larger_than_any_float_is_no_figure(folder: Path, tmp_path: Path) -> None:
-    write_run(tmp_path / "a", steps=3, rollouts=0)
-    with open(tmp_path / "a" / "metrics.jsonl", "a") as file:
-        row = {"kind": "train", "step": 4, "time": 4.0, **metrics(4), "accuracy": 10**400, "entropy": -(10**400)}
-        file.write(json.dumps(row) + "\n")
+    row = {"kind": "train", "step": 4, "time": 4.0, **metrics(4), "accuracy": 10**400, "entropy": -(10**400)}
+    with open(tmp_path / "a" / "metrics.jsonl", "a") as lines:
+        lines.write(json.dumps(row) + "\n")
     run = RunFolders(tmp_path).find("a")
     assert 0 < run.summary()["accuracy"] < 1 and run.overview()["run"]["step"] == 4
-    found = run.series(["accuracy", "entropy"], "step", 10)
-    assert len(found["x"]) == 4 and found["values"]["accuracy"][-1] in (None, float("inf"))
+    series = run.series(["accuracy", "entropy"], "step", 10)
+    assert len(series["x"]) == 4 and series["values"]["accuracy"][-1] in (None, float("inf"))
 
 
-def test_who_waits_for_whom(folder: Path) -> None:
-    found = RunFolders(folder).find("a").timeline()
-    assert [phase["phase"] for phase in found["phases"]][-1] == "training"
-    step, _, taken, wait, train, sync, checkpoint, stall = found["steps"][-1]
-    row = metrics(60)
-    assert (step, taken, wait, train) == (60, 4.0, row["time/wait_batch_s"], row["time/train_s"])
-    assert (sync, checkpoint, stall) == (0.1, 0.9, row["sync/stall_ms"] / 1000)
-
-
-def test_series_of_a_part_of_an_axis(folder: Path) -> None:
+def test_series_of_a_part_of_an_axis_and_settings_that_differ(folder: Path) -> None:
     run = RunFolders(folder).find("a")
-    found = run.series(["reward/mean", "entropy", "unknown"], "step", 800, 10, 12)
-    assert found["x"] == [10, 11, 12] and found["values"]["reward/mean"][0] == metrics(10)["reward/mean"]
-    assert all(value != value for value in found["values"]["unknown"])
+    series = run.series(["reward/mean", "entropy", "unknown"], "step", 800, 10, 12)
+    assert series["x"] == [10, 11, 12] and series["values"]["reward/mean"][0] == metrics(10)["reward/mean"]
+    assert all(value != value for value in series["values"]["unknown"])
     assert run.series(["sft/loss"], "step", 800)["values"]["sft/loss"] == [3.0, 1.5, 1.0, 0.75, 0.6]
-
-
-def test_settings_that_differ(folder: Path) -> None:
-    found = RunFolders(folder).differences(["a", "b"])
-    assert found == {"optimiser.learning_rate": {"a": Config().optimiser.learning_rate, "b": 5e-5},
-                     "steps": {"a": 60, "b": 12}}  # fmt: skip
+    rate = {"a": Config().optimiser.learning_rate, "b": 5e-5}
+    both = {"optimiser.learning_rate": rate, "steps": {"a": 60, "b": 12}}
+    assert RunFolders(folder).differences(["a", "b"]) == both
     assert RunFolders(folder).differences(["a", "old"])["trainer.flavour"] == {"a": None, "old": "vanilla"}
 
 
-def test_a_foreign_run_is_shown_as_far_as_it_goes(folder: Path) -> None:
-    found = RunFolders(folder).find("old").overview()
-    assert found["run"]["state"] == "unknown" and found["run"]["step"] == 19 and found["run"]["steps"] == 50
-    assert found["names"].keys() == {"my/score", "reward/mean"} and found["damaged"] == 3
-    assert found["bound"] is None and found["evaluations"] == [] and found["timeline"]["phases"] == []
+def test_a_foreign_run_and_a_damaged_one_are_shown_as_far_as_they_go(folder: Path, tmp_path: Path) -> None:
+    told = RunFolders(folder).find("old").overview()
+    assert told["run"]["state"] == "unknown" and told["run"]["step"] == 19 and told["run"]["steps"] == 50
+    assert told["names"].keys() == {"my/score", "reward/mean"} and told["damaged"] == 3
+    assert told["bound"] is None and told["evaluations"] == [] and told["timeline"]["phases"] == []
+    for name in ("config.toml", "lock", "metrics.jsonl", "phases.jsonl", "evaluations.jsonl", "stages.jsonl"):
+        (tmp_path / name).write_bytes(b"\x00\xff{[" * 20 + b"\n")
+    (tmp_path / "rollouts").write_text("no folder")
+    told = RunFolder(tmp_path).overview()
+    assert told["run"]["state"] == "unknown" and told["names"] == {} and told["settings"] == {}
 
 
-def test_only_runs_are_found_and_only_by_their_name(folder: Path) -> None:
+def test_only_runs_are_found_and_only_by_their_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders = RunFolders(folder)
     assert [run.name for run in folders.all()] == ["a", "b", "old"]
     assert [run.name for run in RunFolders(folder / "a").all()] == ["a"], "one run may be given as the folder"
     for name in ("..", "../a", "no run", "a/", "/etc", ""):
         with pytest.raises(LookupError):
             folders.find(name)
+    is_file = Path.is_file
+
+    def refused(path: Path) -> bool:
+        if path.parent.name == "no run":
+            raise PermissionError(13, "Permission denied")
+        return is_file(path)
+
+    monkeypatch.setattr(Path, "is_file", refused)
+    assert {run.name for run in folders.all()} == {"a", "b", "old"}, "a folder that may not be entered hides no run"
 
 
 def test_the_numbers_in_memory_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,14 +166,6 @@ def test_the_numbers_in_memory_are_bounded(folder: Path, monkeypatch: pytest.Mon
     assert first.columns is None and second.columns is not None, "what was looked at longest ago goes first"
 
 
-def test_a_damaged_folder_is_no_failure(tmp_path: Path) -> None:
-    for name in ("config.toml", "lock", "metrics.jsonl", "phases.jsonl", "evaluations.jsonl", "stages.jsonl"):
-        (tmp_path / name).write_bytes(b"\x00\xff{[" * 20 + b"\n")
-    (tmp_path / "rollouts").write_text("no folder")
-    found = RunFolder(tmp_path).overview()
-    assert found["run"]["state"] == "unknown" and found["names"] == {} and found["settings"] == {}
-
-
 def test_a_controller_with_another_title_runs(tmp_path: Path) -> None:
     code = "import setproctitle, time; setproctitle.setproctitle('a title'); print('on', flush=True); time.sleep(60)"
     room = {"ROOM": "x" * 500}  # the title is written over arguments and environment
@@ -196,7 +174,7 @@ def test_a_controller_with_another_title_runs(tmp_path: Path) -> None:
             assert child.stdout is not None and child.stdout.readline() == b"on\n"
             assert b"python" not in Path(f"/proc/{child.pid}/cmdline").read_bytes()
             lock = {"pid": child.pid, "host": os.uname().nodename, "since": "now", "ended": ""}
-            (tmp_path / "lock").write_text(json.dumps(lock))
+            write_lines(tmp_path / "lock", [lock])
             assert RunFolder(tmp_path).summary()["state"] == "running"
         finally:
             child.kill()

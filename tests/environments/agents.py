@@ -24,14 +24,12 @@ async def grade(problem: Problem, text: str) -> Reward:
 
 
 def action(text: str, token_ids: Sequence[int] = (), logprobs: Sequence[float] = ()) -> Action:
-    """A turn."""
     response = text.rpartition("</think>")[2].strip()
     return Action(text, response, list(token_ids), list(logprobs))
 
 
 @asynccontextmanager
 async def agent(**options: Any) -> AsyncGenerator[Agent, None]:
-    """An instance that is closed at the end."""
     one = Agent()
     one.options, one.grade = AgentOptions.model_validate(options), grade
     try:
@@ -50,7 +48,6 @@ async def play(one: Agent, turns: Sequence[Action], problem: Problem = PROBLEM) 
 
 
 def program(folder: Path, text: str) -> str:
-    """The command that runs an agent's program."""
     path = folder / "agent.py"
     path.write_text(text)
     return f"{sys.executable} {path}"

@@ -35,7 +35,6 @@ Row = dict[str, Any]
 
 
 def letters(rng: random.Random) -> str:
-    """A text of the data set of reverse-text."""
     return " ".join(rng.choice(LETTERS) for _ in range(rng.randint(2, 3)))
 
 
@@ -52,44 +51,40 @@ def data_set(folder: Path, kind: str, seed: int = 0) -> Path:
 
 
 def listed(tag: str, names: Iterable[str]) -> str:
-    """Names in the form of alphabet-sort."""
     lines = "\n".join(names)
     return f"<{tag}>\n{lines}\n</{tag}>"
+
+
+def turns(*texts: tuple[str, str]) -> list[dict[str, str]]:
+    return [{"role": role, "content": text} for role, text in texts]
 
 
 def demonstration(kind: str, rng: random.Random, tools: str) -> Row:
     """One demonstration, which has the form of an answer and is wrong by chance. tools: what "mcp" says."""
     if kind == "reverse-text":
-        said = f"<reversed_text>\n{letters(rng)}\n</reversed_text>"
-        return {"problem": letters(rng), "system": REVERSE, "completion": said}
+        reversed_text = f"<reversed_text>\n{letters(rng)}\n</reversed_text>"
+        return {"problem": letters(rng), "system": REVERSE, "completion": reversed_text}
     if kind == "alphabet-sort":
         names = [rng.choice(PEOPLE).replace(" ", "") for _ in range(4)]
         marked = [name + rng.choice(["", " // new name!"]) for name in names]
         by = rng.choice(["FIRST", "LAST"])
         form, forms = listed("alphabetical_sorted", ["Name1"]), ["Name1", "Name1 // new name!"]
         again = AGAIN.format(by=by, names=names[1], form=listed("combined_alphabetical_sorted", [rng.choice(forms)]))
-        turns = (
-            ("assistant", listed("alphabetical_sorted", names[2:3])),
-            ("user", again),
-            ("assistant", listed("combined_alphabetical_sorted", marked[2:])),
-        )
-        said = [{"role": role, "content": text} for role, text in turns]
-        return {"problem": SORT.format(by=by, names=names[0], form=form), "completion": said}
+        first, second = listed("alphabetical_sorted", names[2:3]), listed("combined_alphabetical_sorted", marked[2:])
+        completion = turns(("assistant", first), ("user", again), ("assistant", second))
+        return {"problem": SORT.format(by=by, names=names[0], form=form), "completion": completion}
     if kind == "openenv":
         return {"problem": "Find the number.\n\nfrom 1 to 8", "completion": str(rng.randint(1, 8))}
     zone, hour = rng.choice([*ZONES, "Mars/Base"]), rng.randint(0, 9)
     call = {"source_timezone": "UTC", "time": f"0{hour}:00", "target_timezone": zone}
-    turns = (
-        ("assistant", call_text("convert_time", json.dumps(call))),
-        ("tool", "so"),
-        ("assistant", f"<think>\n{zone}\n</think>\n\\boxed{{{rng.randint(0, 9)}}}"),
+    answer = f"<think>\n{zone}\n</think>\n\\boxed{{{rng.randint(0, 9)}}}"
+    completion = turns(
+        ("assistant", call_text("convert_time", json.dumps(call))), ("tool", "so"), ("assistant", answer)
     )
-    said = [{"role": role, "content": text} for role, text in turns]
-    return {"problem": asked(rng.choice(list(ZONES)), hour), "system": tools, "completion": said}
+    return {"problem": asked(rng.choice(list(ZONES)), hour), "system": tools, "completion": completion}
 
 
 def asked(zone: str, hour: int) -> str:
-    """A question for a clock."""
     return f"It is 0{hour}:00 in UTC. Which hour is it in {zone}?"
 
 
@@ -103,7 +98,6 @@ async def tools_of(options: Mapping[str, Any]) -> str:
 
 
 def rows(kind: str, name: str) -> Iterable[Row]:
-    """Rows of data.train or data.validation."""
     for number in range(ROWS):
         row: Row = {"id": f"{name}-{kind}-{number}", "problem": f"{kind} {number}", "environment": kind}
         if "-" in kind:
@@ -124,10 +118,11 @@ def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
     write(folder / "demonstrations.jsonl", shown)
     for name in ("train", "validation"):
         write(folder / f"{name}.jsonl", (row for kind in kinds for row in rows(kind, name)))
-    said = [row["completion"] for row in shown]
-    turns = [turn["content"] for one in said if isinstance(one, list) for turn in one]
-    words = [*(row["problem"] for row in shown), *(row.get("system", "") for row in shown), *turns]
-    words += [one for one in said if isinstance(one, str)] + ["higher", "lower", "right"]
+    words = ["higher", "lower", "right"]
+    for row in shown:
+        completion = row["completion"]
+        words += [row["problem"], row.get("system", "")]
+        words += [completion] if isinstance(completion, str) else [turn["content"] for turn in completion]
     build(folder / "model", seed, train_tokenizer(words, VOCABULARY), MAX_TOKENS)
 
 

@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import time
+from pathlib import Path
 
 import uvicorn
 from mcp.server.mcpserver import MCPServer
@@ -37,8 +38,7 @@ def process() -> str:
 @server.tool()
 def variable(name: str) -> str:
     """An environment variable of this process, and the command that started it."""
-    with open("/proc/self/cmdline", encoding="utf-8") as command:
-        return f"{os.environ.get(name)} {command.read()}"
+    return f"{os.environ.get(name)} {Path('/proc/self/cmdline').read_text()}"
 
 
 @server.tool()
@@ -63,9 +63,8 @@ def leave() -> str:
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         listening = socket.create_server(("127.0.0.1", int(sys.argv[1])))
-        sys.stdout.write(f"{listening.getsockname()[1]}\n")
-        sys.stdout.flush()
-        application = server.streamable_http_app()
-        uvicorn.Server(uvicorn.Config(application, log_level="warning")).run(sockets=[listening])
+        print(listening.getsockname()[1], flush=True)
+        config = uvicorn.Config(server.streamable_http_app(), log_level="warning")
+        uvicorn.Server(config).run(sockets=[listening])
     else:
         server.run("stdio")

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,6 +35,18 @@ def python(environment: str, *modules: str) -> Path:
 
 
 @contextmanager
+def printing(command: list[str], **options: Any) -> Iterator[Iterator[str]]:
+    """The lines of a process, which ends with the block."""
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
+    try:
+        assert child.stdout is not None
+        yield child.stdout
+    finally:
+        child.kill()
+        child.wait()
+
+
+@contextmanager
 def agents(
     file: str, interpreter: Path | str = sys.executable, folder: Path | None = None, **variables: str
 ) -> Iterator[str]:
@@ -41,17 +54,8 @@ def agents(
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "PYTHONPATH"))}
     environ["PATH"] = f"{Path(sys.executable).parent}:{environ['PATH']}"  # uv is there
     command = [str(interpreter), str(AGENTS / "server.py"), str(AGENTS / file), "0"]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**environ, **variables}, cwd=folder)
-    try:
-        assert child.stdout
-        for line in child.stdout:
-            if line.startswith("agents of"):
-                yield line.split()[-1]
-                return
-        pytest.fail(f"{' '.join(command)} ended with exit code {child.wait()}")
-    finally:
-        child.kill()
-        child.wait()
+    with printing(command, env={**environ, **variables}, cwd=folder) as lines:
+        yield next(line for line in lines if line.startswith("agents of")).split()[-1]
 
 
 @contextmanager
@@ -73,10 +77,5 @@ def openenv() -> Iterator[str]:
     """The address of openenv_server.py, which is made with the classes of OpenEnv."""
     command = [str(python("openenv", "openenv")), str(Path(__file__).with_name("openenv_server.py"))]
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ)
-    try:
-        assert child.stdout is not None
-        yield f"http://127.0.0.1:{int(child.stdout.readline())}"
-    finally:
-        child.kill()
-        child.wait()
+    with printing(command, env=environ) as lines:
+        yield f"http://127.0.0.1:{int(next(lines))}"

@@ -3,7 +3,6 @@ tests/examples/test_agent.py has one of the openai package, tests/system/test_ag
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from pathlib import Path
@@ -30,91 +29,79 @@ def call(kind: Any) -> str:
     return call_text("count", json.dumps({"kind": kind}))
 
 
-def ask(url: str, problem: Problem, *turns: str) -> list[Observation]:
-    """The observations of an episode of an agent at a server."""
-
-    async def scene() -> list[Observation]:
-        async with agent(url=url) as one:
-            return await play(one, [action(turn) for turn in turns], problem)
-
-    return asyncio.run(scene())
+async def ask(url: str, problem: Problem, *turns: str) -> list[Observation]:
+    async with agent(url=url) as episode:
+        return await play(episode, [action(turn) for turn in turns], problem)
 
 
-def act(kind: type[Environment], name: str, options: dict[str, Any], *turns: str) -> list[Observation]:
-    """The observations of an episode in another environment."""
-
-    async def scene() -> list[Observation]:
-        one = made(kind, name, options, grade, RewardWeights())
-        try:
-            async with asyncio.timeout(100):
-                seen = [await one.reset(Problem("p", "Find the number.", "5"), 7)]
-                return [*seen, *[await one.step(action(turn)) for turn in turns]]
-        finally:
-            await one.close()
-
-    return asyncio.run(scene())
+async def act(kind: type[Environment], options: dict[str, Any], *turns: str) -> list[Observation]:
+    environment = made(kind, "foreign", options, grade, RewardWeights())
+    try:
+        seen = [await environment.reset(Problem("p", "Find the number.", "5"), 7)]
+        return [*seen, *[await environment.step(action(turn)) for turn in turns]]
+    finally:
+        await environment.close()
 
 
 def texts(seen: list[Observation]) -> list[str]:
     return ["\n".join(message.text for message in one.messages if message.role != "system") for one in seen]
 
 
-def answer_questions(url: str) -> None:
+async def answer_questions(url: str) -> None:
     """Right after two calls, wrong, without a call, and calls without end."""
     told = "<tool_response>\n{}\n</tool_response>".format
-    seen = ask(url, QUESTION, f"{call('lemons')}\n{call('apples')}", call("plums"), "7")
+    seen = await ask(url, QUESTION, f"{call('lemons')}\n{call('apples')}", call("plums"), "7")
     assert '"name": "count"' in seen[0].messages[1].text and seen[0].messages[0].text == QUESTION.text
     assert texts(seen)[1:3] == [f"{told(3)}\n{told(6)}", told(7)] and seen[-1].done and seen[-1].reward == 1.0
-    seen = ask(url, QUESTION, call("pears"), "6")
+    seen = await ask(url, QUESTION, call("pears"), "6")
     assert "no such kind" in texts(seen)[1] and seen[-1].done and seen[-1].reward == 0.0
-    assert ask(url, QUESTION, "7")[-1].reward == 1.0
+    assert (await ask(url, QUESTION, "7"))[-1].reward == 1.0
 
 
-def test_an_agent_of_langgraph_plays() -> None:
+async def test_an_agent_of_langgraph_plays() -> None:
     with agents("langgraph_agent.py", python("agents", "langgraph", "langchain_openai")) as url:
-        answer_questions(url)
+        await answer_questions(url)
 
 
 @pytest.mark.parametrize("environment", ["verifiers", "verifiers4"])
-def test_environments_of_verifiers(tmp_path: Path, environment: str) -> None:
+async def test_environments_of_verifiers(tmp_path: Path, environment: str) -> None:
     with verifiers_agents(tmp_path, environment) as url:
         rows = (tmp_path / HUB["reverse-text"] / "train.jsonl").read_text().splitlines()
-        reverse_text(url, json.loads(rows[3])["prompt"])
-        alphabet_sort(url)
+        await reverse_text(url, json.loads(rows[3])["prompt"])
+        await alphabet_sort(url)
 
 
-def reverse_text(url: str, row: str) -> None:
-    for said, least, most in ((row[::-1], 1.0, 1.0), (row[::-1] + " e", 0.5, 0.95)):
-        seen = ask(url, Problem("p", "reverse-text 3", ""), f"<reversed_text>{said}</reversed_text>")
+async def reverse_text(url: str, row: str) -> None:
+    for answer, least, most in ((row[::-1], 1.0, 1.0), (row[::-1] + " e", 0.5, 0.95)):
+        seen = await ask(url, Problem("p", "reverse-text 3", ""), f"<reversed_text>{answer}</reversed_text>")
         assert [message.role for message in seen[0].messages] == ["system", "user"]
         assert texts(seen)[0] == row and seen[-1].done and least <= (seen[-1].reward or 0) <= most
 
 
-def alphabet_sort(url: str) -> None:
+async def alphabet_sort(url: str) -> None:
     problem = Problem("p", "alphabet-sort 0", "")
-    first, second, _ = texts(ask(url, problem, "nothing", "nothing"))
-    one, two = (text.split(" name: ")[1].split()[0] for text in (first, second))
+    first, second, _ = texts(await ask(url, problem, "nothing", "nothing"))
+    before, new = (text.split(" name: ")[1].split()[0] for text in (first, second))
     place = 1 if "LAST" in first else 0
-    lines = sorted([one, two], key=lambda name: re.findall("[A-Z][a-z]+", name)[place])
-    said = "\n".join(f"{name} // new name!" if name == two else name for name in lines)
+    names = sorted([before, new], key=lambda name: re.findall("[A-Z][a-z]+", name)[place])
+    both = "\n".join(f"{name} // new name!" if name == new else name for name in names)
     form = "<{0}>\n{1}\n</{0}>".format
-    seen = ask(url, problem, form("alphabetical_sorted", one), form("combined_alphabetical_sorted", said))
+    seen = await ask(url, problem, form("alphabetical_sorted", before), form("combined_alphabetical_sorted", both))
     assert seen[-1].done and seen[-1].reward == 1.0
 
 
-def test_a_server_of_openenv() -> None:
+async def test_a_server_of_openenv() -> None:
     with openenv() as url:
-        options = {"url": url, "action": "guess", "observation": "hint"}
-        seen = act(OpenEnv, "openenv", options, "3", "7", "6")
+        seen = await act(OpenEnv, {"url": url, "action": "guess", "observation": "hint"}, "3", "7", "6")
     assert texts(seen) == ["Find the number.\n\nfrom 1 to 8", "higher", "lower", "right"]
     assert [one.reward for one in seen] == [None, 0.0, 0.0, 1.0] and [one.done for one in seen].index(True) == 3
 
 
-def test_the_clock_of_mcp_s_reference_servers() -> None:
+async def test_the_clock_of_mcp_s_reference_servers() -> None:
     command = f"{python('agents', 'mcp_server_time')} -m mcp_server_time --local-timezone UTC"
     asked = {"source_timezone": "UTC", "time": "03:00", "target_timezone": "Asia/Tokyo"}
     calls = [call_text("convert_time", json.dumps({**asked, **more})) for more in ({}, {"target_timezone": "Mars"})]
-    seen = act(Mcp, "mcp", {"command": command}, "\n".join(calls), "12")
+    seen = await act(Mcp, {"command": command}, "\n".join(calls), "12")
     right, wrong = (message.text for message in seen[1].messages)
     assert "T12:00:00+09:00" in right and wrong.startswith("Error: ") and "Mars" in wrong
     assert seen[1].info == {"tool_calls": 2.0, "failed_calls": 1.0} and seen[-1].done

@@ -17,8 +17,8 @@ printf x >&9
 sleep 1000
 """
 PLUGIN = """
-import asyncio, subprocess
-from environments.environment import Environment, Observation, environment
+import subprocess
+from environments.environment import Environment, environment
 
 @environment("starts")
 class Starts(Environment):
@@ -43,20 +43,19 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("name", ["agent", "mcp", "starts"])
-def test_what_a_command_or_a_plugin_starts_ends_with_the_controller(tmp_path: Path, name: str) -> None:
+def test_what_a_command_or_a_plugin_starts_ends_with_the_controller(tmp_path: Path, name: str, root: Path) -> None:
     """A process in a session of its own, below a shell, and that of a plug-in; all of them hold one end of a pipe."""
     line, script, plugin = tmp_path / "line", tmp_path / "run.sh", tmp_path / "plugin.py"
     os.mkfifo(line)
     script.write_text(SCRIPT.format(line=line))
     plugin.write_text(PLUGIN.format(script=script, line=line))
     command = [sys.executable, "-c", CONTROLLER, name, str(script), str(plugin)]
-    controller = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])})
-    reader = os.open(line, os.O_RDONLY)
-    try:
-        assert os.read(reader, 1) == b"x"
-        controller.kill()
-        assert select.select([reader], [], [], 120)[0] and os.read(reader, 1) == b""
-    finally:
-        controller.kill()
-        controller.wait()
-        os.close(reader)
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(root)}) as controller:
+        reader = os.open(line, os.O_RDONLY)
+        try:
+            assert os.read(reader, 1) == b"x"
+            controller.kill()
+            assert select.select([reader], [], [], 120)[0] and os.read(reader, 1) == b""
+        finally:
+            controller.kill()
+            os.close(reader)

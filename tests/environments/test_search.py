@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import json
 import os
 import re
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -21,7 +18,7 @@ import pytest
 from environments import search
 from environments.search import CorpusSearch, index_of, main
 from shared.errors import DataError
-from tests.environments.test_tools import PROBLEM, new, turn
+from tests.environments.test_tools import played, turn
 from verify.plugins import Failed
 
 ROWS = [
@@ -29,6 +26,8 @@ ROWS = [
     {"id": "bergen", "title": "Bergen", "text": "Bergen is a city in Norway with much rain."},
     {"title": "Paris", "text": "Paris is the capital of France. Its café 'Procope' is old."},
 ]
+
+Call = tuple[str, dict[str, Any]]
 
 
 @pytest.fixture
@@ -41,38 +40,33 @@ def written(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def texts(corpus: Path, *calls: tuple[str, dict[str, Any]], **options: Any) -> list[str]:
-    async def play() -> list[str]:
-        one = new(CorpusSearch, corpus=str(corpus), **options)
-        await one.reset(PROBLEM, 0)
-        return [message.text for message in (await one.step(turn(*calls))).messages]
+def texts(corpus: Path, *calls: Call, **options: Any) -> list[str]:
+    return [message.text for message in played(CorpusSearch, turn(*calls), corpus=str(corpus), **options)[0].messages]
 
-    return asyncio.run(play())
+
+def query(text: str) -> Call:
+    return "search", {"query": text}
+
+
+def read(name: str, **page: int) -> Call:
+    return "open", {"id": name, **page}
 
 
 def test_the_best_documents_come_first_and_can_be_read(corpus: Path) -> None:
-    found, rain, odd, none, read = texts(
-        corpus,
-        ("search", {"query": "Oslo, or a city in Norway with capitals"}),
-        ("search", {"query": "RAINS, cafe?"}),
-        ("search", {"query": '"NEAR( AND * -x" OR title:oslo'}),
-        ("search", {"query": "xylophone"}),
-        ("open", {"id": "3"}),
-    )
-    order = [line for line in found.splitlines() if line.startswith("[")]
+    queries = ["Oslo, or a city in Norway with capitals", "RAINS, cafe?", '"NEAR( AND * -x" OR title:oslo', "xylophone"]
+    best, rain, odd, none, paris = texts(corpus, *map(query, queries), read("3"))
+    order = [line for line in best.splitlines() if line.startswith("[")]
     assert order == ["[bergen] Bergen", "[oslo] Oslo", "[3] Paris"]
     assert "[bergen]" in rain and "[3]" in rain and "[oslo]" not in rain and "[oslo]" in odd
-    assert none == "(nothing is found)" and read == "Paris\n" + ROWS[2]["text"]
-    assert texts(corpus, ("search", {"query": "norway"}), results=1)[0].count("[") == 1
+    assert none == "(nothing is found)" and paris == "Paris\n" + ROWS[2]["text"]
+    assert texts(corpus, query("norway"), results=1)[0].count("[") == 1
 
 
 def test_long_documents_have_pages_and_mistakes_are_told(corpus: Path) -> None:
-    calls = [("open", {"id": "oslo", "page": page}) for page in (1, 2, 3, 4, 0)]
-    one, two, three, four, zero = texts(corpus, *calls)
-    parts = [page.split("\n", 1)[1] for page in (one, two, three)]
-    assert "".join(parts).split() == ROWS[0]["text"].split()
-    assert one.startswith("Oslo (page 1 of 3)") and four == "Error: the document has 3 pages" and "page" in zero
-    missing, empty = texts(corpus, ("open", {"id": "rome"}), ("search", {"query": "?!"}))
+    *pages, four, zero = texts(corpus, *(read("oslo", page=page) for page in (1, 2, 3, 4, 0)))
+    assert "".join(page.split("\n", 1)[1] for page in pages).split() == ROWS[0]["text"].split()
+    assert pages[0].startswith("Oslo (page 1 of 3)") and four == "Error: the document has 3 pages" and "page" in zero
+    missing, empty = texts(corpus, read("rome"), query("?!"))
     assert "no document with the id 'rome'" in missing and "the query has no words" in empty
 
 
@@ -83,9 +77,9 @@ def test_an_index_is_made_once_and_again_when_the_file_changes(corpus: Path) -> 
     assert index_of(corpus).stat().st_ino == made
     assert index_of(corpus).stat().st_mode & 0o777 == 0o600, "for this user alone"
     written(corpus, [{"text": "Rome is the capital of Italy."}])
-    assert "[1]" in texts(corpus, ("search", {"query": "italy"}))[0] and index_of(corpus).stat().st_ino != made
+    assert "[1]" in texts(corpus, query("italy"))[0] and index_of(corpus).stat().st_ino != made
     Path(f"{corpus}.fts5").write_bytes(b"no index")
-    assert "[1]" in texts(corpus, ("search", {"query": "italy"}))[0]
+    assert "[1]" in texts(corpus, query("italy"))[0]
     assert sorted(path.name for path in corpus.parent.iterdir()) == ["corpus.jsonl", "corpus.jsonl.fts5"]
 
 
@@ -93,7 +87,7 @@ def test_a_folder_that_cannot_be_written_is_left_alone(corpus: Path, monkeypatch
     monkeypatch.setattr(search.os, "access", lambda folder, mode: folder != corpus.parent)
     path = index_of(corpus)
     assert path.parent != corpus.parent and index_of(corpus) == path
-    assert "[oslo]" in texts(corpus, ("search", {"query": "oslo"}))[0]
+    assert "[oslo]" in texts(corpus, query("oslo"))[0]
     assert [one.name for one in corpus.parent.iterdir()] == ["corpus.jsonl"]
 
 
@@ -105,23 +99,19 @@ def plant(corpus: Path) -> Path:
     return path
 
 
-def hand_over(path: Path, corpus: Path) -> None:
-    os.chown(path, 65534, 65534)
-
-
-def link(path: Path, corpus: Path) -> None:
+def link(path: Path) -> None:
     path.rename(path.with_suffix(".moved"))
     path.symlink_to(path.with_suffix(".moved"))
 
 
-PLANTED: dict[str, Callable[[Path, Path], None]] = {
-    "of another user": hand_over,
-    "writable by a group": lambda path, _: path.chmod(0o660),
-    "writable by all": lambda path, _: path.chmod(0o602),
+PLANTED: dict[str, Callable[[Path], Any]] = {
+    "of another user": lambda path: os.chown(path, 65534, 65534),
+    "writable by a group": lambda path: path.chmod(0o660),
+    "writable by all": lambda path: path.chmod(0o602),
     "a link": link,
-    "a folder": lambda path, _: (path.unlink(), path.mkdir())[1],
-    "a pipe": lambda path, _: (path.unlink(), os.mkfifo(path))[1],
-    "in a folder of all": lambda path, _: path.parent.chmod(0o777),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+    "in a folder of all": lambda path: path.parent.chmod(0o777),
 }
 
 
@@ -133,10 +123,10 @@ def test_an_index_that_another_user_can_have_made_is_not_taken(
         pytest.skip("only root can give a file away")
     corpus.parent.chmod(0o1777)
     path = plant(corpus)
-    assert "planted" in texts(corpus, ("open", {"id": "oslo"}))[0], "an index of this user is taken as it is"
-    PLANTED[how](path, corpus)
+    assert "planted" in texts(corpus, read("oslo"))[0], "an index of this user is taken as it is"
+    PLANTED[how](path)
     capfd.readouterr()
-    assert texts(corpus, ("open", {"id": "bergen"}))[0] == "Bergen\n" + ROWS[1]["text"]
+    assert texts(corpus, read("bergen"))[0] == "Bergen\n" + ROWS[1]["text"]
     assert index_of(corpus).parent != corpus.parent and f"{path} is not used: " in capfd.readouterr().err
 
 
@@ -155,24 +145,19 @@ def test_mistakes_of_the_file_name_setting_and_line(tmp_path: Path, text: str | 
     if text is not None:
         path.write_text(text)
     for make in (index_of, lambda corpus: main([str(corpus)])):
-        with pytest.raises(DataError, match="environment.options.search.corpus") as error:
+        with pytest.raises(DataError, match="environment.options.search.corpus.*" + re.escape(told)):
             make(path)
-        assert told in str(error.value)
     assert [one.name for one in tmp_path.iterdir()] == ["bad.jsonl"] * (text is not None)
     with pytest.raises(Failed, match=re.escape(told)):
         texts(path)
 
 
-def test_the_index_is_made_before_a_run(tmp_path: Path) -> None:
+def test_its_command_makes_the_index_before_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "corpus.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"text": "Rome"}\n'))
-    command = [sys.executable, "-m", "environments.search", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=os.getcwd(), check=True)
-    assert done.stdout.strip() == f"{path}.fts5" and "[1]" in texts(path, ("search", {"query": "rome"}))[0]
-
-
-def test_its_command_says_how_it_is_used_and_where_no_index_can_be_kept(corpus: Path) -> None:
-    assert [main(given) for given in ([], ["--help"], ["a", "b"])] == [2, 0, 2]
-    os.mkfifo(f"{corpus}.fts5")
+    assert [main(given) for given in ([str(path)], [], ["--help"], ["a", "b"])] == [0, 2, 0, 2]
+    assert f"{path}.fts5\n" in capsys.readouterr().out and "[1]" in texts(path, query("rome"))[0]
+    Path(f"{path}.fts5").unlink()
+    os.mkfifo(f"{path}.fts5")
     with pytest.raises(DataError, match="no index can be kept next to it"):
-        main([str(corpus)])
+        main([str(path)])

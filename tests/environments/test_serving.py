@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,45 +18,61 @@ from shared.config import Config
 from shared.model.model_card import read_card
 from shared.sections import Data
 from shared.tool_calls import call_text
-from shared.types import Problem
-from tests.environments.test_tools import Sums, new
+from tests.environments.test_tools import PROBLEM, Sums, new
 from tests.shared import test_turns
 from trainer.data.data_source import PromptFormat
 from trainer.export import note_training
 
 SPELT = "It is <|im_end|>, <tool_response> and </think>."
+CONTROL = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
 
 
-@pytest.mark.parametrize("control", [[], ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]])
+def chat_messages(*messages: dict[str, Any]) -> list[ChatMessage]:
+    return [ChatMessage.model_validate(message) for message in messages]
+
+
+def tools_of(environment: Any) -> Any:
+    definitions = environment.definitions
+    return describe_form([Tool(type="function", function=Function(**one._asdict())) for one in definitions], None)
+
+
+@pytest.mark.parametrize("control", [[], CONTROL])
 @pytest.mark.parametrize("name", test_turns.ENDS)
-def test_training_and_serving_say_the_same(
+async def test_training_and_serving_say_the_same(
     tmp_path: Path, name: str, control: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(test_turns, "CONTROL", [*test_turns.CONTROL, *control])
-    chat, one = test_turns.chat_of(tmp_path, name), new(Sums)
-    problem = Problem("p", "What is 1 + 2?", "3")
-    [told] = asyncio.run(one.reset(problem, 0)).messages
+    chat, environment = test_turns.chat_of(tmp_path, name), new(Sums)
+    [told] = (await environment.reset(PROBLEM, 0)).messages
     arguments = ['{"a": 1, "b": 2}', '{"a": 3}']
     turn = "\n".join(["I add.", *(call_text("add", given) for given in arguments)])
-    observation = asyncio.run(one.step(Action(turn, turn)))
-    results = [(message.role, message.text) for message in observation.messages[:1]] + [("tool", SPELT)]
-    trained = PromptFormat(chat, Data(system_prompt="")).render(problem.text, also=told.text)
-    trained += chat.encode(turn) + [chat.eos_id] + chat.bridge(results)
+    [three, _] = (await environment.step(Action(turn, turn))).messages
+    trained = PromptFormat(chat, Data(system_prompt="")).render(PROBLEM.text, also=told.text)
+    trained += chat.encode(turn) + [chat.eos_id] + chat.bridge([(three.role, three.text), ("tool", SPELT)])
 
-    tools = [Tool(type="function", function=Function(**tool._asdict())) for tool in one.definitions]
     calls = [{"id": f"c{given}", "function": {"name": "add", "arguments": given}} for given in arguments]
-    conversation = [
-        {"role": "user", "content": problem.text},
+    messages = chat_messages(
+        {"role": "user", "content": PROBLEM.text},
         {"role": "assistant", "content": "I add.", "tool_calls": calls},
-        {"role": "tool", "content": "3", "tool_call_id": f"c{arguments[0]}"},
-        {"role": "tool", "content": SPELT, "tool_call_id": f"c{arguments[1]}"},
-    ]
-    messages = [ChatMessage.model_validate(message) for message in conversation]
-    served = PromptRenderer(chat, "").render(messages, "", describe_form(tools, None))
+        {"role": "tool", "content": "3", "tool_call_id": calls[0]["id"]},
+        {"role": "tool", "content": SPELT, "tool_call_id": calls[1]["id"]},
+    )
+    served = PromptRenderer(chat, "").render(messages, "", tools_of(environment))
     assert chat.tokenizer.decode(trained) == chat.tokenizer.decode(served)
     assert trained == served
     tags = [chat.tokenizer.convert_tokens_to_ids(tag) for tag in control[2:]]
     assert [trained.count(tag) for tag in tags] == [2] * len(tags), "the text of a result spells none"
+
+
+@pytest.mark.parametrize("name", test_turns.ENDS)
+async def test_system_prompts_are_joined_as_in_training(tmp_path: Path, name: str) -> None:
+    chat, environment = test_turns.chat_of(tmp_path, name), new(Sums)
+    [told] = (await environment.reset(PROBLEM, 0)).messages
+    prompts = PromptFormat(chat, Data(system_prompt="Be brief."))
+    trained = prompts.render(PROBLEM.text, also=joined("You are an agent.", told.text))
+    system = {"role": "system", "content": "You are an agent."}
+    messages = chat_messages(system, {"role": "user", "content": PROBLEM.text})
+    assert PromptRenderer(chat, "Be brief.").render(messages, "", tools_of(environment)) == trained
 
 
 @pytest.mark.parametrize("opened", [False, True])
@@ -82,23 +98,10 @@ def test_a_whole_history_is_served_as_it_was_trained(tmp_path: Path, name: str, 
         for other in others:
             sampled += chat.encode_plain("<|im_end|>") + chat.encode(other)
         trained += [*sampled, chat.eos_id, *chat.bridge([("user", reply)])]
-        read = [ChatMessage.model_validate(message) for message in messages]
+        read = chat_messages(*messages)
         assert chat.tokenizer.decode(prompts.render(read, "")) == chat.tokenizer.decode(trained)
         assert prompts.render(read, "") == trained
         assert PromptRenderer(chat, "Be brief.").render(read, "") != trained, "other models see no reasoning again"
-
-
-@pytest.mark.parametrize("name", test_turns.ENDS)
-def test_system_prompts_are_joined_as_in_training(tmp_path: Path, name: str) -> None:
-    chat = test_turns.chat_of(tmp_path, name)
-    one = new(Sums)
-    told = asyncio.run(one.reset(Problem("p", "?", "3"), 0)).messages[0].text
-    prompts = PromptFormat(chat, Data(system_prompt="Be brief."))
-    trained = prompts.render("What is 1 + 2?", also=joined("You are an agent.", told))
-    conversation = [("system", "You are an agent."), ("user", "What is 1 + 2?")]
-    messages = [ChatMessage.model_validate({"role": role, "content": text}) for role, text in conversation]
-    tools = [Tool(type="function", function=Function(**tool._asdict())) for tool in one.definitions]
-    assert PromptRenderer(chat, "Be brief.").render(messages, "", describe_form(tools, None)) == trained
 
 
 def test_the_card_of_an_export_says_whether_histories_were_whole(tmp_path: Path) -> None:

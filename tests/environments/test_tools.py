@@ -1,4 +1,5 @@
-"""Tools of environments: schemas from signatures, calls found as serving finds them, errors told and counted."""
+"""Tools of environments: schemas from signatures, calls found as serving finds them, errors told and counted; and the
+environment "python" in real sandboxes: names are kept, limits hold, episodes repeat."""
 
 from __future__ import annotations
 
@@ -6,21 +7,25 @@ import asyncio
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from environments.environment import Action, Environment, Observation, made
+from environments.python import Python
 from environments.tools import MOST_CALLS, ToolEnvironment, ToolError, cut, tool
-from serve.tools import Function, Tool, describe_form
 from shared.errors import ConfigError
 from shared.sandbox_settings import Sandbox
 from shared.sections import RewardWeights
 from shared.tool_calls import call_text
 from shared.types import Problem, Verdict
 from shared.user_file import run_file
+from tests.tables import read_table
+from verify.code import sandbox_pool
 from verify.plugins import Failed
 
 PROBLEM = Problem("p", "What is 1 + 2?", "3")
+DEEP = {"text": "<tool_call>" + "[" * 100_000 + "</tool_call>", "told": "the call is not JSON"}
 
 
 async def no_grade(problem: Problem, text: str) -> Any:
@@ -35,6 +40,17 @@ def new(kind: type[Environment], of_run: Sandbox | None = None, /, **options: An
 def turn(*calls: tuple[str, dict[str, Any]], before: str = "I see.") -> Action:
     text = "\n".join([before, *(call_text(name, json.dumps(arguments)) for name, arguments in calls)])
     return Action(text, text)
+
+
+def played(
+    kind: type[Environment], *actions: Action, seed: int = 1, of_run: Sandbox | None = None, **options: Any
+) -> list[Observation]:
+    async def play() -> list[Observation]:
+        await environment.reset(PROBLEM, seed)
+        return [await environment.step(action) for action in actions]
+
+    environment = new(kind, of_run, **options)
+    return asyncio.run(play())
 
 
 @tool
@@ -61,100 +77,134 @@ class Sums(ToolEnvironment):
         return [*super().tools(), double]
 
 
-def test_tools_are_told_as_serving_tells_them() -> None:
-    observation = asyncio.run(new(Sums).reset(PROBLEM, 1))
-    schema = {
-        "additionalProperties": False,
-        "properties": {"a": {"type": "integer"}, "b": {"default": 1, "type": "integer"}},
-        "required": ["a"],
-        "type": "object",
-    }
-    one = {"properties": {"how": {"type": "string"}}, "required": ["how"]}
-    number = {"properties": {"number": {"type": "integer"}}, "required": ["number"]}
-    rest = {"additionalProperties": False, "type": "object"}
-    form = describe_form(
-        [
-            Tool(type="function", function=Function(name=name, description=told, parameters=parameters))
-            for name, told, parameters in [
-                ("add", "Add two whole numbers,\nor one and 1.", schema),
-                ("fail", "Fail.", dict(sorted((one | rest).items()))),
-                ("double", "Double a number.", dict(sorted((number | rest).items()))),
-            ]
-        ],
-        None,
-    )
-    assert form is not None
-    [message] = observation.messages
-    assert message.role == "system" and message.text == form.text.replace("{given}", form.given)
-
-
-async def played(*actions: Action, **options: Any) -> list[Observation]:
-    one = new(Sums, **options)
-    await one.reset(PROBLEM, 1)
-    return [await one.step(action) for action in actions]
+def test_tools_are_known_by_their_signatures() -> None:
+    """tests/environments/test_serving.py compares how they are told."""
+    environment = new(Sums)
+    asyncio.run(environment.reset(PROBLEM, 1))
+    rest, integer = {"additionalProperties": False, "type": "object"}, {"type": "integer"}
+    assert [tuple(definition) for definition in environment.definitions] == [
+        ("add", "Add two whole numbers,\nor one and 1.",
+         {**rest, "properties": {"a": integer, "b": {"default": 1, **integer}}, "required": ["a"]}),
+        ("fail", "Fail.", {**rest, "properties": {"how": {"type": "string"}}, "required": ["how"]}),
+        ("double", "Double a number.", {**rest, "properties": {"number": integer}, "required": ["number"]}),
+    ]  # fmt: skip
 
 
 def test_calls_are_run_in_order_and_a_turn_without_one_ends_the_episode() -> None:
-    first, last = asyncio.run(
-        played(turn(("add", {"a": 1, "b": 2}), ("double", {"number": 4}), ("add", {"a": 1})), turn(before="It is 3."))
-    )
-    assert [(one.role, one.text) for one in first.messages] == [("tool", "3"), ("tool", "8"), ("tool", "2")]
+    calls = ("add", {"a": 1, "b": 2}), ("double", {"number": 4}), ("add", {"a": 1})
+    first, last = played(Sums, turn(*calls), turn(before="It is 3."))
+    assert [(message.role, message.text) for message in first.messages] == [("tool", "3"), ("tool", "8"), ("tool", "2")]
     assert not first.done and first.info == {"tool_calls": 3.0, "failed_calls": 0.0} and Sums.verified
     assert last.done and not last.messages and last.info == {"tool_calls": 0.0, "failed_calls": 0.0}
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (call_text("subtract", "{}"), "there is no tool 'subtract'; there is add, double, fail"),
-        ("<tool_call>\n{add(1, 2)}\n</tool_call>", "the call is not JSON"),
-        ('<tool_call>\n{"name": "add"}\n</tool_call>', 'an object with "name" and "arguments"'),
-        (call_text("add", "[1, 2]"), "the arguments of a call are an object"),
-        (call_text("add", '{"a": "1"}'), "the arguments of add do not fit: a: Input should be a valid integer"),
-        (call_text("add", '{"b": 1}'), "a: Field required"),
-        (call_text("add", '{"a": 1, "c": 1}'), "c: Extra inputs are not permitted"),
-        (call_text("add", '{"a": 1}').removesuffix("</tool_call>"), "the call has no </tool_call>"),
-        ("<tool_call></tool_call>", "the call is not JSON"),
-        ("<tool_call>" + "[" * 100_000 + "</tool_call>", "the call is not JSON"),
-        (call_text("fail", '{"how": "tool"}'), "Error: it is not there"),
-        (call_text("fail", '{"how": "bug"}'), "Error: KeyError: 'x'"),
-    ],
-)
-def test_a_call_that_is_wrong_is_told_and_counted(text: str, told: str) -> None:
-    [found] = asyncio.run(played(Action(text, text)))
-    [message] = found.messages
-    assert message.role == "tool" and message.text.startswith("Error: ") and told in message.text
-    assert not found.done and found.info == {"tool_calls": 1.0, "failed_calls": 1.0}
+@pytest.mark.parametrize("row", [*read_table("environments/wrong_calls"), DEEP])
+def test_a_call_that_is_wrong_is_told_and_counted(row: dict[str, str]) -> None:
+    [answer] = played(Sums, Action(row["text"], row["text"]))
+    [message] = answer.messages
+    assert message.role == "tool" and message.text.startswith("Error: ") and row["told"] in message.text
+    assert not answer.done and answer.info == {"tool_calls": 1.0, "failed_calls": 1.0}
 
 
 def test_what_fails_for_good_costs_the_episode() -> None:
     with pytest.raises(Failed, match="gone"):
-        asyncio.run(played(turn(("fail", {"how": "crash"}))))
+        played(Sums, turn(("fail", {"how": "crash"})))
 
 
 def test_calls_in_the_reasoning_are_none_and_there_are_not_too_many() -> None:
-    text = call_text("add", '{"a": 1}')
-    thought, many = asyncio.run(played(Action(f"<think>{text}</think>3", "3"), turn(*[("add", {"a": 1})] * 40)))
-    assert thought.done and len(many.messages) == MOST_CALLS + 1
-    assert [one.text for one in many.messages[:MOST_CALLS]] == ["2"] * MOST_CALLS
-    assert many.messages[-1].text == f"Error: a turn has at most {MOST_CALLS} calls"
+    call = call_text("add", '{"a": 1}')
+    thought, many = played(Sums, Action(f"<think>{call}</think>3", "3"), turn(*[("add", {"a": 1})] * 40))
+    excess = f"Error: a turn has at most {MOST_CALLS} calls"
+    assert thought.done and [message.text for message in many.messages] == ["2"] * MOST_CALLS + [excess]
 
 
 def test_long_results_are_cut_in_their_middle() -> None:
     assert cut("a" * 50 + "b" * 50, 100) == "a" * 50 + "b" * 50
     assert cut("a" * 1000 + "b" * 1000, 100) == "a" * 50 + "\n[... 1900 characters left out ...]\n" + "b" * 50
-    [found] = asyncio.run(played(turn(("subtract" * 10_000, {})), result_characters=100))
-    assert len(found.messages[0].text) < 200
+    [answer] = played(Sums, turn(("subtract" * 10_000, {})), result_characters=100)
+    assert len(answer.messages[0].text) < 200
 
 
-def test_a_tool_without_types_or_docstring_is_refused_where_it_stands(tmp_path: Path) -> None:
-    head = "from environments.tools import ToolEnvironment, tool\n@tool\n"
-    for body, told in [
-        ("def f(a: int) -> int:\n    return a\n", "has no docstring"),
-        ("def f(a) -> int:\n    'x'\n", "needs a type for its argument a"),
-        ("def f(*a: int) -> int:\n    'x'\n", "takes no \\*"),
-        ("def f(a: 'Nothing') -> int:\n    'x'\n", "annotations of the tool f are not understood"),
-    ]:
-        (tmp_path / "plugin.py").write_text(head + body)
-        with pytest.raises(ConfigError, match=told):
-            run_file(tmp_path / "plugin.py", "environment.plugins")
+@pytest.mark.parametrize(
+    ("definition", "told"),
+    [
+        ("f(a: int) -> int:\n    return a", "has no docstring"),
+        ("f(a) -> int:\n    'x'", "needs a type for its argument a"),
+        ("f(*a: int) -> int:\n    'x'", "takes no \\*"),
+        ("f(a: 'Nothing') -> int:\n    'x'", "annotations of the tool f are not understood"),
+    ],
+)
+def test_a_tool_without_types_or_docstring_is_refused_where_it_stands(
+    tmp_path: Path, definition: str, told: str
+) -> None:
+    file = tmp_path / "plugin.py"
+    file.write_text(f"from environments.tools import ToolEnvironment, tool\n@tool\ndef {definition}\n")
+    with pytest.raises(ConfigError, match=told):
+        run_file(file, "environment.plugins")
+
+
+def run(*codes: str, **options: Any) -> list[Observation]:
+    return played(Python, *(turn(("python", {"code": code})) for code in codes), **options)
+
+
+def texts(*codes: str, **options: Any) -> list[str]:
+    return [observation.messages[0].text for observation in run(*codes, **options)]
+
+
+def test_names_files_and_random_numbers_are_there_in_the_next_program() -> None:
+    drawn = "import random\nx = random.random()\nprint(x)"
+    define, write = "def f(n):\n    return n + 1\nf(1)", "open('a', 'w').write('hi')"
+    two, number, both, _, hi = texts(define, drawn, "f(3), x", write, "open('a').read()")
+    assert (two, both, hi) == ("2\n", f"(4, {number.strip()})\n", "'hi'\n")
+    assert texts(drawn) == [number] and texts(drawn, seed=4) != [number]
+
+
+def test_only_the_output_of_the_last_program_is_shown_and_the_whole_repeats() -> None:
+    codes = ["print('first')", "import sys\nprint('error', file=sys.stderr)\nsys.stdout.close()", "print('third')", ""]
+    printed = texts(*codes)
+    assert printed == texts(*codes) and printed[2:] == ["third\n", "(it printed nothing)"]
+
+
+def test_a_program_that_raises_keeps_what_it_did() -> None:
+    seen = run("x = 1\nx / 0\nx = 2", "x", "raise SystemExit", "x", "y = (")
+    error, value, _, again, syntax = (observation.messages[0].text for observation in seen)
+    assert "ZeroDivisionError: division by zero" in error and 'File "cell 1", line 2' in error
+    assert "program_process" not in error and value == again == "1\n" and "SyntaxError" in syntax
+    assert [observation.info["failed_calls"] for observation in seen] == [1, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("x = 2\nwhile True: pass", "took more than 3 s"),
+        ("x = 2\nimport time\ntime.sleep(60)", "took more than 3 s"),
+        ("x = 2\nimport os\nos._exit(0)", "it left the interpreter"),
+        ("x = 2\nprint('a' * 10 ** 6)", "it printed more than 65536 bytes"),
+        ("x = 2\nimport os\nos.kill(os.getpid(), 11)", "stopped"),
+        ("x = '\0'", "NUL"),
+    ],
+)
+def test_a_program_that_is_stopped_changes_nothing(code: str, told: str) -> None:
+    _, stopped, after = run("x = 1", code, "x", sandbox={"test_s": 3.0})
+    text = stopped.messages[0].text
+    assert told in text and "What it changed is undone" in text and len(text) < 2200
+    assert stopped.info["failed_calls"] == 1.0 and after.messages[0].text == "1\n"
+
+
+def test_the_limits_are_those_of_the_run_unless_options_say_others() -> None:
+    slow, of_run = "import time\ntime.sleep(2)\n1", Sandbox(test_s=1.0)
+    assert "took more than 1 s" in texts(slow, of_run=of_run)[0]
+    assert texts(slow, of_run=of_run, sandbox={"test_s": 9.0}) == ["1\n"]
+
+
+def test_the_sandbox_is_one() -> None:
+    for code in ("import os\nos.listdir('/root')", "import socket\nsocket.socket()", "import os\nos.fork()"):
+        assert "PermissionError" in texts(code)[0] or "OSError" in texts(code)[0]
+    assert "MemoryError" in texts("[0] * 10 ** 9")[0]
+
+
+def test_a_host_that_cannot_isolate_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = Mock(isolation=sandbox_pool.Isolation(refused="not here"))
+    monkeypatch.setattr(sandbox_pool, "SandboxHandle", lambda *arguments, **named: refused)
+    with pytest.raises(Failed, match=r"sandbox.isolation = \"none\" in reward or the options of python"):
+        run("1", sandbox={"test_s": 3.21})

@@ -77,7 +77,6 @@ def prompt_of(body: dict[str, Any]) -> str:
 
 
 def write_rows(path: Path, *rows: dict[str, Any]) -> Path:
-    """A file of rows."""
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     return path
 
@@ -91,6 +90,11 @@ def evaluate(url: str, out: Path, *arguments: str | Path) -> dict[str, Any]:
     return found
 
 
+def figures(url: str, out: Path, file: str | Path, *arguments: str, samples: int = 1) -> Any:
+    """What an evaluation of one benchmark found."""
+    [found] = evaluate(url, out, file, "--samples", str(samples), *arguments)["benchmarks"].values()
+    return found
+
+
 def records(out: Path) -> list[dict[str, Any]]:
-    """The lines of samples.jsonl."""
     return [json.loads(line) for line in (out / "samples.jsonl").read_bytes().splitlines()]

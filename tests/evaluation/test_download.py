@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import tracemalloc
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,31 +22,10 @@ from evaluation.tasks import BENCHMARK_FILES, BenchmarkTask, read_benchmark
 from shared.errors import DataError
 from shared.jsonl import read_rows
 from tests.serving import serving
+from tests.tables import read_table
 
-CALL = {"name": "area", "description": "Area.", "parameters": {"type": "dict", "properties": {}, "required": []}}
-CPP = {"prompt": "// Return 1.\nint one(){\n", "declaration": "int one(){\n", "test": "int main(){}\n"}
-ROWS: dict[str, list[list[dict[str, Any]]]] = {
-    "gsm8k": [[{"question": "How many\u2028apples?", "answer": "6 * 200 = <<6*200=1200>>1200\n#### 1,200"}]],
-    "gsm8k_train": [[{"question": "How many?", "answer": "Six: 2 * 3 = <<2*3=6>>6\n#### 6"}]],
-    "math500": [[{"problem": "1+1?", "answer": "2", "unique_id": "test/algebra/7.json", "subject": "Algebra"}]],
-    "aime24": [[{"id": 60, "problem": "What?", "answer": "204", "url": "x"}]],
-    "mbpp": [[
-        {"task_id": number, "text": "Write f.", "code": "def f(): ...", "test_setup_code": "",
-         "test_list": ["assert f() == 1", "assert f() != 2"]}
-        for number in (10, 11, 510, 511)
-    ]],
-    "humaneval": [[{"task_id": "HumanEval/3", "prompt": "def f():\n", "entry_point": "f", "canonical_solution": "",
-                    "test": "\n\ndef check(candidate):\n    assert candidate() == 1\n\n"}]],
-    "humaneval_cpp": [[{"task_id": "CPP/0", **CPP}, {"task_id": "CPP/1", **CPP, "test": "#include<boost/any.hpp>\n"}]],
-    "ifeval": [[{"key": 1000, "prompt": "No commas.", "kwargs": [{}], "instruction_id_list": ["punctuation:no_comma"]
-                 }]],
-    "function_call": [
-        [{"id": "simple_python_0", "question": [[{"role": "user", "content": "Area?"}]], "function": [CALL]}],
-        [{"id": "simple_python_0", "ground_truth": [{"area": {}}]}],
-        [{"id": "irrelevance_0", "question": [[{"role": "user", "content": "Hello?"}]], "function": [CALL]}],
-    ],
-}  # fmt: skip
-"""published rows of each file, in their published form"""
+ROWS = read_table("evaluation/published")
+"""rows of each file of a benchmark, in their published form"""
 
 
 def publish(folder: Path) -> Path:
@@ -56,32 +37,30 @@ def publish(folder: Path) -> Path:
             if name == "mgsm":
                 text = f"Frage {number}\t1,200\nFrage\t-3\n"
             else:
-                text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in ROWS[name][number])
+                rows = [row["row"] for row in ROWS if (row["name"], row["file"]) == (name, number)]
+                text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
             path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     return folder
 
 
 def tasks(name: str, data: Path) -> dict[str, BenchmarkTask]:
-    """The tasks of a benchmark by id, as an evaluation reads them."""
     found = read_benchmark(name, EvaluationSettings(benchmarks=[name], data=str(data), ask_form=False)).tasks
     return {task.problem.id: task for task in found}
 
 
-def test_every_benchmark_has_a_published_form() -> None:
-    assert PUBLISHED.keys() == BENCHMARK_FILES.keys()
+@contextmanager
+def mirrored(folder: Path) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(folder)))
+    with serving(server):
+        yield f"http://127.0.0.1:{server.server_address[1]}/"
 
 
 @pytest.mark.parametrize("by_http", [False, True])
 def test_all_files_are_made(tmp_path: Path, capsys: pytest.CaptureFixture[str], by_http: bool) -> None:
     mirror, data = publish(tmp_path / "mirror"), tmp_path / "data"
-    if by_http:
-        handler = partial(SimpleHTTPRequestHandler, directory=str(mirror))
-        server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-        with serving(server):
-            address = f"http://127.0.0.1:{server.server_address[1]}/"
-            assert main([*PUBLISHED, "--data", str(data), "--mirror", address]) == 0
-    else:
-        assert main([*PUBLISHED, "--data", str(data), "--mirror", str(mirror)]) == 0
+    assert PUBLISHED.keys() == BENCHMARK_FILES.keys()
+    with mirrored(mirror) if by_http else nullcontext(str(mirror)) as source:
+        assert main([*PUBLISHED, "--data", str(data), "--mirror", source]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{data / 'gsm8k_test.jsonl'}: 1 problems" and len(lines) == len(PUBLISHED)
     assert tasks("gsm8k", data)["gsm8k/test/0"].problem.answer == "1200"
@@ -111,19 +90,9 @@ def test_rows_are_those_of_the_problem_sets_beside_the_checkout(data_folder: Pat
         files = [[{"key": row["id"].split("/")[2], "prompt": row["problem"], **row["tests"]} for row in ours]]
     elif name == "mbpp":
         ours = [row for row in ours if row["split"] == "test" and row["tests"]["code"].startswith("assert")]
-        files = [
-            [
-                {
-                    "task_id": int(row["id"].split("/")[1]),
-                    "text": row["problem"].partition("\n\n")[0],
-                    "test_setup_code": "",
-                    "test_list": row["tests"]["code"].split("\nassert "),
-                }
-                for row in ours
-            ]
-        ]
-        for row in files[0]:
-            row["test_list"] = [row["test_list"][0], *(f"assert {check}" for check in row["test_list"][1:])]
+        files = [[{"task_id": int(row["id"].split("/")[1]), "text": row["problem"].partition("\n\n")[0],
+                   "test_setup_code": "", "test_list": re.split(r"\n(?=assert )", row["tests"]["code"])}
+                  for row in ours]]  # fmt: skip
     else:
         files = [[{"cells": [row["problem"], row["answer"]]} for row in ours if row["language"] == language]
                  for language in MGSM_LANGUAGES]  # fmt: skip
@@ -150,21 +119,20 @@ def test_a_file_that_cannot_be_had_or_read_is_one_line(tmp_path: Path, capsys: p
     assert not (data / "gsm8k_test.jsonl").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "content"), [("gsm8k", b"0" * (4 << 20)), ("humaneval", gzip.compress(b"0" * (4 << 20)))]
+)
 def test_a_file_that_is_far_too_large_is_refused_packed_or_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, content: bytes
 ) -> None:
     """A mirror may hold anything: 4 MiB of zeros are 4 KB when packed."""
-    monkeypatch.setattr("evaluation.download.MOST_BYTES", 1 << 20)
-    for name, content in (("gsm8k", b"0" * (4 << 20)), ("humaneval", gzip.compress(b"0" * (4 << 20)))):
-        mirror = publish(tmp_path / name)
-        (mirror / PUBLISHED[name].addresses[0].removeprefix("https://")).write_bytes(content)
-        assert main([name, "--data", str(tmp_path / "data"), "--mirror", str(mirror)]) == 2
-        assert "more than 1 MiB, which no published file has" in capsys.readouterr().err
-        server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(mirror)))
-        with serving(server):
-            address = f"http://127.0.0.1:{server.server_address[1]}"
-            assert main([name, "--data", str(tmp_path / "data"), "--mirror", address]) == 2
-        assert "more than 1 MiB, which no published file has" in capsys.readouterr().err
+    monkeypatch.setattr(download, "MOST_BYTES", 1 << 20)
+    mirror = publish(tmp_path / name)
+    (mirror / PUBLISHED[name].addresses[0].removeprefix("https://")).write_bytes(content)
+    with mirrored(mirror) as address:
+        for source in (str(mirror), address):
+            assert main([name, "--data", str(tmp_path / "data"), "--mirror", source]) == 2
+            assert "more than 1 MiB, which no published file has" in capsys.readouterr().err
 
 
 def test_rows_end_at_line_feeds_only() -> None:

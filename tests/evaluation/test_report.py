@@ -16,34 +16,33 @@ import pytest
 
 from evaluation import report
 from shared.clean_text import clean
-from tests.evaluation.conftest import Plain, evaluate, write_rows
+from tests.evaluation.conftest import Plain, PlainServer, evaluate, write_rows
+from tests.serve.conftest import running
 
-EVIL = "</script><script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\"><!--<script>"
 SIGNS = "\u202e\x9b2J"
-EVIL += SIGNS
+TAKE = "document.title='taken'"
+EVIL = f'</script><script>{TAKE}</script><img src=x onerror="{TAKE}"><!--<script>{SIGNS}'
 NAME = f"<b>own & set{SIGNS}"
 
 
-@pytest.fixture
-def folder(plain: Plain, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An evaluation of a model that writes HTML."""
-    said = [{"reasoning": EVIL, "content": rf"{EVIL} \boxed{{7}}"}, {"content": rf"{EVIL} \boxed{{{EVIL}}}"},
-            {"content": "cut " * 20_000, "finish_reason": "length"}]  # fmt: skip
-    server = plain(lambda _, call: said[call % 3])
-    file = write_rows(tmp_path / f"{NAME}.jsonl", {"problem": f"What is three plus four? {EVIL}", "answer": "7"})
-    evaluate(server.url, tmp_path / "out", file, "--samples", "6", "--concurrency", "1")
-    return tmp_path / "out"
+    place, cut = tmp_path_factory.mktemp("evil"), {"content": "cut " * 20_000, "finish_reason": "length"}
+    replies = [{"reasoning": EVIL, "content": rf"{EVIL} \boxed{{7}}"}, {"content": rf"{EVIL} \boxed{{{EVIL}}}"}, cut]
+    row = {"problem": f"What is three plus four? {EVIL}", "answer": "7"}
+    file = write_rows(place / f"{NAME}.jsonl", row)
+    with running(PlainServer(lambda _, call: replies[call % 3]).app) as url:
+        evaluate(f"{url}/v1", place / "out", file, "--samples", "6", "--concurrency", "1")
+    return place / "out"
 
 
 def embedded(text: str) -> Any:
-    """The samples inside of a page."""
-    found = re.search(r'<script type="application/json" id="samples">(.*?)</script>', text, re.DOTALL)
-    assert found is not None
-    return json.loads(found[1])
+    [samples] = re.findall(r'<script type="application/json" id="samples">(.*?)</script>', text, re.DOTALL)
+    return json.loads(samples)
 
 
 def outside(text: str) -> str:
-    """A page without its samples."""
     return re.sub(r'<script type="application/json".*?</script>', "", text, flags=re.DOTALL)
 
 
@@ -61,9 +60,7 @@ def test_model_output_cannot_leave_its_place(folder: Path) -> None:
 
 def test_nothing_runs_but_the_own_script_and_nothing_is_loaded(folder: Path) -> None:
     text = (folder / "report.html").read_text(encoding="utf-8")
-    found = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
-    assert found is not None
-    policy = html.unescape(found[1])
+    [policy] = map(html.unescape, re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text))
     assert policy.startswith("default-src 'none';") and "unsafe" not in policy
     for name, kind in (("style", "style-src"), ("script", "script-src")):
         (inside,) = re.findall(rf"<{name}>(.*?)</{name}>", text, re.DOTALL)

@@ -1,10 +1,11 @@
-"""A run that is killed and started again ends with the same bytes as one that was not."""
+"""A run that is killed and started again ends with the same bytes as one that was not; `pytest --soak` kills launches
+that ask the real engine, at random moments."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
+import random
 import signal
 import subprocess
 import sys
@@ -15,71 +16,91 @@ from typing import Any
 import pytest
 
 from tests.evaluation.conftest import Plain, evaluate, prompt_of, records, write_rows
-from tests.serve.conftest import eventually
+from tests.serve.command import QUESTION, Command, untrained_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
-
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+SAMPLES, KILLS = 5, 3
 ROWS = [{"id": f"p{number}", "problem": f"Wie viel ist {number} und zwei, mein Freund?", "answer": str(number + 2),
          "language": "de"} for number in range(12)]  # fmt: skip
-SAMPLES = 5
+APPLES = [{**row, "problem": QUESTION.replace("3", str(number)), "language": "en"} for number, row in enumerate(ROWS)]
+TOTAL = len(ROWS) * SAMPLES
+FILES = ("results.json", "summary.md")
 
 
 def answer(body: dict[str, Any], call: int) -> dict[str, Any]:
     """A server that draws: its answer depends on problem and seed, in nothing on order or time."""
     number = int(prompt_of(body).split("Wie viel ist ")[1].split()[0])
     draw = hashlib.sha256(f"{number} {body['seed']}".encode()).digest()[0]
-    said = number + 2 if draw < 128 else draw % 5
     time.sleep(0.02)
     return {"reasoning": "Ich rechne das kurz im Kopf aus und schreibe es dann auf.",
-            "content": rf"\boxed{{{said}}}" if draw % 7 else "Das weiß ich nicht.",
+            "content": rf"\boxed{{{number + 2 if draw < 128 else draw % 5}}}" if draw % 7 else "Das weiß ich nicht.",
             "finish_reason": "length" if draw % 11 == 0 else "stop"}  # fmt: skip
 
 
-class Launch:
-    """The command in a process of its own."""
+def lines(out: Path) -> int:
+    file = out / "samples.jsonl"
+    return file.read_bytes().count(b"\n") if file.exists() else 0
 
-    def __init__(self, url: str, file: Path, out: Path):
-        command = [sys.executable, "-m", "evaluation", str(file), "--url", url, "--out", str(out),
-                   "--samples", str(SAMPLES), "--concurrency", "3"]  # fmt: skip
-        self.out = out
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            env={**os.environ, "PYTHONPATH": str(Path.cwd())},
-        )  # fmt: skip
 
-    def lines(self) -> int:
-        """Samples on the disk."""
-        file = self.out / "samples.jsonl"
-        return file.read_bytes().count(b"\n") if file.exists() else 0
-
-    def end(self, number: int, after: int) -> tuple[int, str]:
-        """Send a signal once so many samples are there; exit code and what was printed."""
-        try:
-            eventually(lambda: self.lines() >= after or self.process.poll() is not None, 150)
-            self.process.send_signal(number)
-            told, _ = self.process.communicate(timeout=90)
-        finally:
-            self.process.kill()
-        return self.process.returncode, told
+def launch(
+    url: str, file: Path, out: Path, number: int, after: int, *arguments: str, pause_s: float = 0.0
+) -> tuple[int, str]:
+    """Run the command in a process of its own, and send it a signal a moment after so many samples are there; exit code
+    and what was printed."""
+    command = [sys.executable, "-m", "evaluation", str(file), "--url", url, "--out", str(out)]
+    process = subprocess.Popen([*command, "--samples", str(SAMPLES), *arguments], stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, text=True)  # fmt: skip
+    try:
+        while lines(out) < after and process.poll() is None:
+            time.sleep(0.002)
+        time.sleep(pause_s)
+        process.send_signal(number)
+        told, _ = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    return process.returncode, told
 
 
 def test_killed_and_resumed_as_if_nothing_had_happened(plain: Plain, tmp_path: Path) -> None:
     server, file = plain(answer), write_rows(tmp_path / "sums.jsonl", *ROWS)
-    evaluate(server.url, tmp_path / "whole", file, "--samples", str(SAMPLES))
-    out, total = tmp_path / "killed", len(ROWS) * SAMPLES
-    code, _ = Launch(server.url, file, out).end(signal.SIGKILL, 15)
+    whole, out = tmp_path / "whole", tmp_path / "killed"
+    evaluate(server.url, whole, file, "--samples", str(SAMPLES))
+    assert len(server.requests) == TOTAL, "each was asked once"
+    code, _ = launch(server.url, file, out, signal.SIGKILL, 15, "--concurrency", "3")
     assert code == -signal.SIGKILL
     with (out / "samples.jsonl").open("ab") as stream:
         stream.write(b'{"benchmark": "sums", "id": "p')  # what a kill inside of a write leaves
-    code, told = Launch(server.url, file, out).end(signal.SIGINT, 35)
-    assert code == 130 and "the same command goes on" in told and f" of {total} samples: going on" in told
-    assert not (out / "results.json").exists() and 35 <= len(records(out)) < total
-    found = evaluate(server.url, out, file, "--samples", str(SAMPLES))
-    assert (out / "results.json").read_bytes() == (tmp_path / "whole" / "results.json").read_bytes()
-    assert (out / "summary.md").read_bytes() == (tmp_path / "whole" / "summary.md").read_bytes()
+    code, told = launch(server.url, file, out, signal.SIGINT, 35, "--concurrency", "3")
+    assert code == 130 and "the same command goes on" in told and f" of {TOTAL} samples: going on" in told
+    assert not (out / "results.json").exists() and 35 <= len(records(out)) < TOTAL
+    sums = evaluate(server.url, out, file, "--samples", str(SAMPLES))["benchmarks"]["sums"]
+    assert [(out / name).read_bytes() for name in FILES] == [(whole / name).read_bytes() for name in FILES]
     keys = [(record["id"], record["sample"]) for record in records(out)]
-    assert len(keys) == len(set(keys)) == total, "nothing was drawn twice"
-    sums = found["benchmarks"]["sums"]
+    assert len(keys) == len(set(keys)) == TOTAL, "nothing was drawn twice"
     assert 0.3 < sums["pass_at"]["1"] < 0.7 < sums["pass_at"]["5"] and 0 < sums["truncated"] < sums["pass_at"]["1"]
     launches = [json.loads(line)["missing"] for line in (out / "launches.jsonl").read_text().splitlines()]
-    assert launches[0] == total and launches[0] > launches[1] > launches[2] > 0
+    assert launches[0] == TOTAL and launches[0] > launches[1] > launches[2] > 0
+
+
+@pytest.mark.soak
+def test_killed_three_times_and_the_same_bytes(tmp_path: Path) -> None:
+    """Of the quickstart's model before any training; every second response is tried again for its language."""
+    file, whole = write_rows(tmp_path / "apples.jsonl", *APPLES), tmp_path / "whole"
+    options = ["--max-tokens", "100", "--no-ask-form", "--concurrency", "1", "--reasoning-language", "en",
+               "--reasoning-language-enforcement", "retry"]  # fmt: skip
+    command = Command(untrained_model(tmp_path / "runs"), tmp_path / "log")
+    try:
+        evaluate(f"{command.url}/v1", whole, file, "--samples", str(SAMPLES), *options)
+        assert any(record["server_language"]["tries"] > 1 for record in records(whole))
+        for seed in range(3):
+            out, rng = tmp_path / f"killed {seed}", random.Random(seed)
+            for number in range(KILLS):
+                least, most = lines(out) + 1, TOTAL * (number + 1) // (KILLS + 1)
+                after, pause_s = rng.randint(least, max(least, most)), rng.uniform(0, 0.3)
+                launch(f"{command.url}/v1", file, out, signal.SIGKILL, after, *options, pause_s=pause_s)
+                print(f"seed {seed}: killed with {lines(out)} of {TOTAL} samples", flush=True)
+            evaluate(f"{command.url}/v1", out, file, "--samples", str(SAMPLES), *options)
+            for name in (*FILES, "samples.jsonl", "report.html"):
+                assert (out / name).read_bytes() == (whole / name).read_bytes(), name
+    finally:
+        command.close()

@@ -13,7 +13,7 @@ from evaluation.settings import EvaluationSettings
 from evaluation.tasks import BENCHMARK_FILES, BenchmarkTask, make_task, read_benchmark
 from shared.errors import DataError
 from shared.jsonl import Row, read_rows
-from tests.evaluation.conftest import Plain, evaluate, prompt_of, records, write_rows
+from tests.evaluation.conftest import Plain, figures, prompt_of, records, write_rows
 from tests.serve.conftest import Serve
 from verify.verifiers.calls import tool_name
 
@@ -24,8 +24,7 @@ def solutions(data: Path, name: str) -> dict[str, str]:
     """id -> reference solution of a program."""
     path = BENCHMARK_FILES[name].find(data)
     assert path is not None
-    rows = read_rows(path)
-    return {str(row.fields["id"]): str(row.fields.get("solution", "")) for row in rows}
+    return {str(row.fields["id"]): str(row.fields.get("solution", "")) for row in read_rows(path)}
 
 
 def first(values: list[Any]) -> Any:
@@ -37,13 +36,11 @@ def first(values: list[Any]) -> Any:
 
 
 def wanted_calls(task: BenchmarkTask) -> list[dict[str, Any]]:
-    """What must be called."""
     return [{"name": name, "arguments": first([arguments])} for one in task.problem.tests["ground_truth"]
             for name, arguments in one.items()]  # fmt: skip
 
 
 def perfect(task: BenchmarkTask, solution: str) -> str:
-    """An answer that is right."""
     if task.kind == "answer":
         return rf"It is \boxed{{{task.problem.answer}}}."
     if task.kind == "calls":
@@ -74,29 +71,32 @@ def scripted(serve: Serve, tasks: list[BenchmarkTask], say: Callable[[BenchmarkT
     return f"{served.url}/v1"
 
 
+def tasks_of(name: str, data: Path, **settings: Any) -> list[BenchmarkTask]:
+    return list(read_benchmark(name, EvaluationSettings(benchmarks=[name], data=str(data), **settings)).tasks)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(540)
 @pytest.mark.parametrize("name", [name for name in BENCHMARK_FILES if name != "ifeval"])
 def test_perfect_is_one_and_always_wrong_is_zero(
     serve: Serve, data_folder: Path, tmp_path: Path, name: str, request: pytest.FixtureRequest
 ) -> None:
-    limit = 1 if name == "humaneval_cpp" else 6
-    settings = EvaluationSettings(benchmarks=[name], data=str(data_folder), limit=limit)
-    tasks = read_benchmark(name, settings).tasks
+    limit = {"humaneval_cpp": 1, "mgsm": 6}.get(name, 3)
+    tasks = tasks_of(name, data_folder, limit=limit)
     assert len(tasks) == limit
     if tasks[0].kind == "program":
         request.getfixturevalue("sandboxes")  # skips where nothing can be isolated
     known = solutions(data_folder, name)
-    arguments = [name, "--data", str(data_folder), "--limit", str(limit), "--samples", "2"]
+    arguments = ["--data", str(data_folder), "--limit", str(limit)]
     url = scripted(serve, tasks, lambda task: perfect(task, known[task.problem.id]))
-    found = evaluate(url, tmp_path / "perfect", *arguments)["benchmarks"][name]
-    assert found["pass_at"] == {"1": 1, "2": 1} and found["interval"] == [1, 1], records(tmp_path / "perfect")
-    assert found["majority_at"] == ({"1": 1, "2": 1} if tasks[0].kind == "answer" else None)
-    assert found["problems"] == limit and found["responses"] == 2 * limit and not found["warnings"]
-    assert len(found["languages"]) == (6 if name == "mgsm" else 1)
-    found = evaluate(scripted(serve, tasks, always_wrong), tmp_path / "wrong", *arguments)["benchmarks"][name]
-    assert found["pass_at"] == {"1": 0, "2": 0} and found["interval"] == [0, 0]
-    assert found["unextracted"] == found["ungraded"] == found["errors"] == 0
+    right = figures(url, tmp_path / "right", name, *arguments, samples=2)
+    assert right["pass_at"] == {"1": 1, "2": 1} and right["interval"] == [1, 1], records(tmp_path / "right")
+    assert right["majority_at"] == ({"1": 1, "2": 1} if tasks[0].kind == "answer" else None)
+    assert right["problems"] == limit and right["responses"] == 2 * limit and not right["warnings"]
+    assert len(right["languages"]) == (6 if name == "mgsm" else 1)
+    wrong = figures(scripted(serve, tasks, always_wrong), tmp_path / "wrong", name, *arguments)
+    assert wrong["pass_at"] == {"1": 0} and wrong["interval"] == [0, 0]
+    assert wrong["unextracted"] == wrong["ungraded"] == wrong["errors"] == 0
 
 
 def test_instructions_right_and_wrong(plain: Plain, data_folder: Path, tmp_path: Path) -> None:
@@ -112,12 +112,10 @@ def test_instructions_right_and_wrong(plain: Plain, data_folder: Path, tmp_path:
     assert len(chosen) == 12
     file = write_rows(tmp_path / "ifeval.jsonl", *chosen)
     known = {row["problem"]: texts[tuple(row["tests"]["instruction_id_list"])] for row in chosen}
-    right = plain(lambda body, _: known[prompt_of(body)])
-    found = evaluate(right.url, tmp_path / "right", file, "--samples", "1")["benchmarks"]["ifeval"]
-    assert found["pass_at"]["1"] == 1 and set(found["instructions"].values()) == {1} and found["majority_at"] is None
-    wrong = plain(lambda *_: "Sorry, I Cannot do that, at all.")
-    found = evaluate(wrong.url, tmp_path / "wrong", file, "--samples", "1")["benchmarks"]["ifeval"]
-    assert found["pass_at"]["1"] == 0 and set(found["instructions"].values()) == {0}
+    right = figures(plain(lambda body, _: known[prompt_of(body)]).url, tmp_path / "right", file)
+    assert right["pass_at"]["1"] == 1 and set(right["instructions"].values()) == {1} and right["majority_at"] is None
+    wrong = figures(plain(lambda *_: "Sorry, I Cannot do that, at all.").url, tmp_path / "wrong", file)
+    assert wrong["pass_at"]["1"] == 0 and set(wrong["instructions"].values()) == {0}
 
 
 def test_loose_instructions_are_told_beside(plain: Plain, tmp_path: Path) -> None:
@@ -125,56 +123,51 @@ def test_loose_instructions_are_told_beside(plain: Plain, tmp_path: Path) -> Non
     row = {"problem": "Say hello without commas and in quotation marks.",
            "tests": {"type": "ifeval", "kwargs": [{}, {}], "instruction_id_list": names}}  # fmt: skip
     server = plain(lambda *_: 'Here you are.\n"Hello"')
-    found = evaluate(server.url, tmp_path / "out", write_rows(tmp_path / "i.jsonl", row), "--samples", "1")
-    assert found["benchmarks"]["i"]["instructions"] == {
+    found = figures(server.url, tmp_path / "out", write_rows(tmp_path / "i.jsonl", row))
+    assert found["instructions"] == {
         "prompt_strict": 0, "prompt_loose": 1, "instruction_strict": 0.5, "instruction_loose": 1,
     }  # fmt: skip
-    (record,) = records(tmp_path / "out")
-    assert record["reason"] == "not followed: startend:quotation"
+    assert records(tmp_path / "out")[0]["reason"] == "not followed: startend:quotation"
 
 
 def test_function_calls_through_tools(plain: Plain, data_folder: Path, tmp_path: Path) -> None:
-    settings = EvaluationSettings(benchmarks=["function_call"], data=str(data_folder), limit=20, function_calls="tools")
-    tasks = {task.prompt: task for task in read_benchmark("function_call", settings).tasks}
+    tasks = {task.prompt: task for task in tasks_of("function_call", data_folder, limit=20, function_calls="tools")}
 
     def call(body: dict[str, Any], _: int) -> dict[str, Any]:
-        wanted = wanted_calls(tasks[prompt_of(body)])
-        names = {tool["function"]["name"] for tool in body["tools"]}
+        functions = [tool["function"] for tool in body["tools"]]
         calls = [{"id": "1", "type": "function", "function": {"name": one["name"].replace(".", "_"),
-                  "arguments": json.dumps(one["arguments"])}} for one in wanted]  # fmt: skip
-        assert body["tool_choice"] == "auto" and all(one["function"]["name"] in names for one in calls)
-        assert "dict" not in json.dumps([tool["function"]["parameters"]["type"] for tool in body["tools"]])
+                  "arguments": json.dumps(one["arguments"])}} for one in wanted_calls(tasks[prompt_of(body)])
+                 ]  # fmt: skip
+        names = {function["name"] for function in functions}
+        assert body["tool_choice"] == "auto" and {one["function"]["name"] for one in calls} <= names
+        assert "dict" not in json.dumps([function["parameters"]["type"] for function in functions])
         return {"content": None, "tool_calls": calls} if calls else {"content": "None of them can do that."}
 
-    arguments = ["function_call", "--data", str(data_folder), "--limit", "20", "--function-calls", "tools"]
-    found = evaluate(plain(call).url, tmp_path / "right", *arguments, "--samples", "1")["benchmarks"]["function_call"]
-    assert found["pass_at"]["1"] == 1
-    assert set(found["parts"]) == {"set/bfcl_v4_irrelevance", "set/bfcl_v4_simple_python"}
+    arguments = ["--data", str(data_folder), "--limit", "20", "--function-calls", "tools"]
+    right = figures(plain(call).url, tmp_path / "right", "function_call", *arguments)
+    assert right["pass_at"]["1"] == 1
+    assert set(right["parts"]) == {"set/bfcl_v4_irrelevance", "set/bfcl_v4_simple_python"}
     odd = plain(lambda *_: {"content": "", "tool_calls": [{"function": {"name": "f", "arguments": "{not json"}}]})
-    found = evaluate(odd.url, tmp_path / "wrong", *arguments, "--samples", "1")["benchmarks"]["function_call"]
-    assert found["pass_at"]["1"] == 0 and found["unextracted"] == 1
+    wrong = figures(odd.url, tmp_path / "wrong", "function_call", *arguments)
+    assert wrong["pass_at"]["1"] == 0 and wrong["unextracted"] == 1
 
 
 @pytest.mark.slow
 def test_function_calls_through_the_tools_of_our_server(serve: Serve, data_folder: Path, tmp_path: Path) -> None:
-    settings = EvaluationSettings(benchmarks=["function_call"], data=str(data_folder), limit=12, function_calls="tools")
-    tasks = read_benchmark("function_call", settings).tasks
-
     def call(task: BenchmarkTask) -> str:
         calls = [{**one, "name": tool_name(one["name"])} for one in wanted_calls(task)]
         return "\n".join(f"<tool_call>\n{json.dumps(one)}\n</tool_call>" for one in calls) or "None of them fits."
 
-    url = scripted(serve, tasks, call)
-    found = evaluate(url, tmp_path / "out", "function_call", "--data", data_folder, "--limit", "12",
-                     "--function-calls", "tools", "--samples", "1")["benchmarks"]["function_call"]  # fmt: skip
+    url = scripted(serve, tasks_of("function_call", data_folder, limit=12, function_calls="tools"), call)
+    arguments = ["--data", str(data_folder), "--limit", "12", "--function-calls", "tools"]
+    found = figures(url, tmp_path / "out", "function_call", *arguments)
     assert found["pass_at"]["1"] == 1 and found["errors"] == 0, records(tmp_path / "out")
     assert any(record["extracted"] == "no call" for record in records(tmp_path / "out"))
 
 
 def test_prompts_ask_for_the_form_in_the_language_of_the_problem(data_folder: Path) -> None:
     def prompts(name: str) -> dict[str, str]:
-        benchmark = read_benchmark(name, EvaluationSettings(benchmarks=[name], data=str(data_folder)))
-        return {task.problem.language: task.prompt for task in benchmark.tasks}
+        return {task.problem.language: task.prompt for task in tasks_of(name, data_folder)}
 
     mgsm = prompts("mgsm")
     assert set(mgsm) == {"en", "de", "es", "fr", "ru", "zh"} and all(r"\boxed{}" in text for text in mgsm.values())
@@ -197,11 +190,9 @@ def test_the_protocols(data_folder: Path) -> None:
 
 
 def test_only_problems_that_are_for_evaluation_are_taken(data_folder: Path) -> None:
-    def count(name: str, **said: Any) -> int:
-        return len(read_benchmark(name, EvaluationSettings(benchmarks=[name], data=str(data_folder), **said)).tasks)
-
-    assert count("mbpp") == 500 and count("humaneval_cpp") == 161 and count("ifeval") == 541
-    assert count("mgsm", preset="quick") == 20 and count("mgsm", preset="quick", limit=30) == 30
+    counts = [("mbpp", {}, 500), ("humaneval_cpp", {}, 161), ("ifeval", {}, 541), ("mgsm", {"preset": "quick"}, 20),
+              ("mgsm", {"preset": "quick", "limit": 30}, 30)]  # fmt: skip
+    assert all(len(tasks_of(name, data_folder, **settings)) == count for name, settings, count in counts)
 
 
 def test_an_open_problem_is_no_benchmark() -> None:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from examples.manners.reward import doubt
 from shared.errors import ConfigError
-from shared.types import Problem, Reward, Verdict
+from shared.types import Problem, Verdict
+from tests.tables import read_table
 from trainer import __main__ as trainer
 from verify.plugin_host import close_hosts
 from verify.reward import CompletionScorer
 
 ROOT = Path(__file__).resolve().parents[2]
-ROWS = [json.loads(line) for line in (Path(__file__).parent / "stances.jsonl").read_text("utf-8").splitlines()]
+ROWS = read_table("examples/stances")
 """texts around a box in seven languages, most of them written by people who had not seen the words; "paid": honest"""
 SEVERAL = ("or else", "ou bien", "oppure", "either", "entweder", "либо", "or 121")
 """what the rule "several" refuses by itself"""
@@ -25,27 +25,19 @@ SEVERAL = ("or else", "ou bien", "oppure", "either", "entweder", "либо", "or
 
 @pytest.mark.parametrize("row", ROWS, ids=range(len(ROWS)))
 def test_an_answer_is_paid_where_its_text_stands_by_it(row: dict[str, Any]) -> None:
-    found = doubt(row["problem"], row["text"])
-    assert (not found) is row["paid"] or (not row["paid"] and any(word in row["text"] for word in SEVERAL)), found
+    why = doubt(row["problem"], row["text"])
+    assert (not why) is row["paid"] or (not row["paid"] and any(word in row["text"] for word in SEVERAL)), why
 
 
-def test_the_settings_close_a_gate_in_front_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_settings_close_a_gate_in_front_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    settings = trainer.load("examples/manners/settings.toml", []).reward.resolved(64)
-
-    class Right:
-        async def check(self, ground_truth: str, answer: str) -> Verdict:
-            return Verdict.CORRECT
-
-    async def rewards() -> list[Reward]:
-        scorer = CompletionScorer(settings, Right())
-        problem = Problem("x", "Tom has 2 apples. Tom buys 3 more. How many apples does Tom have now?", "5", "en")
-        thoughts = "<think>Tom starts with 2 apples and buys 3 more, so we add them: 2+3=5.</think>"
-        texts = ("The answer is \\boxed{5}.", "The answer is not \\boxed{5}.", "Not 4 but \\boxed{5}.")
-        return [await scorer.score(problem, thoughts + text, 30) for text in texts]
-
+    right = Mock(check=AsyncMock(return_value=Verdict.CORRECT))
+    scorer = CompletionScorer(trainer.load("examples/manners/settings.toml", []).reward.resolved(64), right)
+    problem = Problem("x", "Tom has 2 apples. Tom buys 3 more. How many apples does Tom have now?", "5", "en")
+    thoughts = "<think>Tom starts with 2 apples and buys 3 more, so we add them: 2+3=5.</think>"
+    texts = ("The answer is \\boxed{5}.", "The answer is not \\boxed{5}.", "Not 4 but \\boxed{5}.")
     try:
-        stated, denied, honest = asyncio.run(rewards())
+        stated, denied, honest = [await scorer.score(problem, thoughts + text, 30) for text in texts]
     finally:
         close_hosts()
     assert stated.total == honest.total > 1

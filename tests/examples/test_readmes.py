@@ -36,17 +36,14 @@ PAGES = {
 HEADINGS = ("## Run", "## What to expect", "## What to change next")
 STANDS_FOR = ("models/smollm2-135m-instruct", "Qwen/Qwen3-0.6B")
 """models of which the tiny form has a tiny one in their place"""
-PROBLEMS = "gsm8k"
-"""files in data/ of which the tiny form has word problems in their place"""
 
 
-def said(page: str) -> str:
+def run_block(page: str) -> str:
     """What a page asks to be run: the block behind its heading "Run" that starts a training, alone."""
     return next(block for block in blocks(page.partition("## Run\n")[2]) if settings_of(block))
 
 
 def settings_of(text: str) -> list[str]:
-    """The settings files that a text's commands train with."""
     if "magistral/run.sh" in text:
         return ["examples/magistral/settings.toml"]
     return re.findall(r"-m trainer ([\w/.-]+\.toml)", text)
@@ -54,27 +51,25 @@ def settings_of(text: str) -> list[str]:
 
 @cache
 def tables(example: str) -> list[dict[str, Any]]:
-    return [tomllib.loads((ROOT / file).read_text(encoding="utf-8")) for file in settings_of(said(PAGES[example]))]
+    return [tomllib.loads((ROOT / file).read_text(encoding="utf-8")) for file in settings_of(run_block(PAGES[example]))]
 
 
 def tiny(example: str) -> dict[str, str]:
     """Variables that make an example small enough for a test, by what all of its settings files have."""
-    found = tables(example)
     values: dict[str, object] = {
         "steps": 2, "rollout.prompts_per_step": 2, "rollout.group_size": 4, "rollout.max_sequences": 32,
         "rollout.cache_bytes": 64 << 20, "objective.filter_groups_by": "off", "checkpoint.every": 1,
         "evaluate.problems": 4, "evaluate.samples": 1, "evaluate.greedy": "false", "deadlines.start_s": 900,
         "stages": "[]",
     }  # fmt: skip
-    if not any("environment" in one for one in found):
+    if not any("environment" in table for table in tables(example)):
         values |= {"rollout.max_completion_tokens": 40, "reward.overlong_buffer": 8}
-    if all("sft" in one for one in found):
+    if all("sft" in table for table in tables(example)):
         values |= {"sft.steps": 2, "sft.batch": 4}
-    values |= {
-        f"prepare.options.{key}": small
-        for key, small in (("problems", 64), ("validation", 8))
-        if all(key in one.get("prepare", {}).get("options", {}) for one in found)
-    }
+    options = [table.get("prepare", {}).get("options", {}) for table in tables(example)]
+    for key, small in (("problems", 64), ("validation", 8)):
+        if all(key in one for one in options):
+            values[f"prepare.options.{key}"] = small
     return {f"MAESTRALE_TRAIN_{key.replace('.', '__').upper()}": str(value) for key, value in values.items()}
 
 
@@ -89,27 +84,23 @@ def test_the_index_names_the_steps_of_the_path_that_is_measured(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("example", PAGES)
-def test_a_page_has_its_parts(example: str) -> None:
-    page = PAGES[example]
-    assert [page.find(heading) for heading in HEADINGS] == sorted(page.find(heading) for heading in HEADINGS)
-    assert all(heading in page for heading in HEADINGS) and len(page.splitlines()) < 100
-    assert re.search(r"20\d\d-\d\d-\d\d|not run|README\.md, \"", page, re.IGNORECASE), "figures, or that there are none"
-
-
-@pytest.mark.parametrize("example", PAGES)
-def test_every_command_is_one_that_starts(example: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_has_its_parts_and_every_command_is_one_that_starts(
+    example: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
-    assert (EXAMPLES / example / "settings.toml").is_file() or settings_of(said(PAGES[example]))[0].startswith(
-        ("configs/", f"examples/{example}/")
-    )
-    for words in (words for block in blocks(PAGES[example]) for words in lines(block)):
+    page, settings = PAGES[example], settings_of(run_block(PAGES[example]))
+    places = [page.find(heading) for heading in HEADINGS]
+    assert -1 not in places and places == sorted(places) and len(page.splitlines()) < 100
+    assert re.search(r"20\d\d-\d\d-\d\d|not run|README\.md, \"", page, re.IGNORECASE), "figures, or that there are none"
+    own = (EXAMPLES / example / "settings.toml").is_file()
+    assert own or settings[0].startswith(("configs/", f"examples/{example}/"))
+    for words in (words for block in blocks(page) for words in lines(block)):
         check(words)
-    for change in re.findall(r"`(--[^`]+)`", PAGES[example].partition(HEADINGS[2])[2]):
-        trainer.load(settings_of(said(PAGES[example]))[0], shlex.split(change))
+    for change in re.findall(r"`(--[^`]+)`", page.partition(HEADINGS[2])[2]):
+        trainer.load(settings[0], shlex.split(change))
     for key, value in tiny(example).items():
         monkeypatch.setenv(key, value)
-    for file in settings_of(said(PAGES[example])):
-        assert trainer.load(file, []).rollout.group_size == 4
+    assert all(trainer.load(file, []).rollout.group_size == 4 for file in settings)
 
 
 def test_a_model_is_served_as_long_as_the_command_runs(tmp_path: Path) -> None:
@@ -145,13 +136,13 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / model).parent.mkdir(parents=True, exist_ok=True)
         make_tiny_model(folder / model, Options.model_validate({**options, "max_tokens": 4096}), 0)
     made, data = folder / "made", folder / "data"
-    for one in (made, data):
-        one.mkdir()
+    for path in (made, data):
+        path.mkdir()
     prepare(made, options, 0)
     for source, target in (("train", "train"), ("validation", "test")):
         rows = [json.loads(line) for line in (made / f"{source}.jsonl").read_text().splitlines()]
-        text = "".join(json.dumps({**row, "source": PROBLEMS, "solution": "I calculate."}) + "\n" for row in rows)
-        (data / f"{PROBLEMS}_{target}.jsonl").write_text(text)
+        text = "".join(json.dumps({**row, "source": "gsm8k", "solution": "I calculate."}) + "\n" for row in rows)
+        (data / f"gsm8k_{target}.jsonl").write_text(text)
     run_tiny("quickstart", folder)
     return folder
 
@@ -166,16 +157,13 @@ def run_tiny(example: str, folder: Path) -> None:
     }  # fmt: skip
     if example == "distill":
         environment["MAESTRALE_TRAIN_OBJECTIVE__TEACHER"] = f"http://127.0.0.1:{port}/v1"
+    script = run_block(PAGES[example])
     if example == "cold_start":  # the problems that its page has made before
-        subprocess.run(
-            [PYTHON, "-m", "benchmarks.easy_problems", "runs/recipe/data"], cwd=folder, check=True, timeout=300
-        )
+        script = f"{PYTHON} -m benchmarks.easy_problems runs/recipe/data\n{script}"
     log = folder / f"{example}.log"
     with log.open("w") as stream:
-        process = subprocess.Popen(
-            ["bash", "-euo", "pipefail", "-c", said(PAGES[example])], cwd=folder, env=environment, stdout=stream,
-            stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+        process = subprocess.Popen(["bash", "-euo", "pipefail", "-c", script], cwd=folder, env=environment,
+                                   stdout=stream, stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
         try:
             code = process.wait(3000)
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,9 @@ def program(code: str) -> str:
     return call_text("python", json.dumps({"code": code}))
 
 
-def ask(served: Served, options: dict[str, Any] | None = None, **more: Any) -> list[dict[str, Any]]:
-    async def talk() -> list[dict[str, Any]]:
-        async with httpx.AsyncClient(base_url=f"{served.url}/v1", timeout=60) as server:
-            return await chat(server, tools_of("python", options or {}), QUESTION, **more)
-
-    return asyncio.run(talk())
+async def ask(served: Served, options: dict[str, Any] | None = None, **more: Any) -> list[dict[str, Any]]:
+    async with httpx.AsyncClient(base_url=f"{served.url}/v1", timeout=60) as server:
+        return await chat(server, tools_of("python", options or {}), QUESTION, **more)
 
 
 def saying(*turns: str) -> Any:
@@ -45,9 +41,9 @@ def saying(*turns: str) -> Any:
     return script
 
 
-def test_calls_are_run_until_a_turn_has_none(serve: Serve) -> None:  # noqa: F811
+async def test_calls_are_run_until_a_turn_has_none(serve: Serve) -> None:  # noqa: F811
     served = serve(saying(program("x = 1 + 2\nx"), program("x + 1"), "It is 4."))
-    _, *messages = ask(served)
+    _, *messages = await ask(served)
     assert [message["role"] for message in messages] == ["assistant", "tool", "assistant", "tool", "assistant"]
     assert [message["content"] for message in messages if message["role"] == "tool"] == ["3\n", "4\n"]
     assert messages[-1]["content"] == "It is 4." and messages[-1]["reasoning"] == "I let a program add."
@@ -61,39 +57,41 @@ def test_calls_are_run_until_a_turn_has_none(serve: Serve) -> None:  # noqa: F81
         ("open('/etc/shadow')", "Error: the program raised an exception"),
     ],
 )
-def test_a_hostile_program_gets_a_result_and_no_more(serve: Serve, code: str, result: str) -> None:  # noqa: F811
-    messages = ask(serve(saying(program(code), "Done.")), SHORT)
+async def test_a_hostile_program_gets_a_result_and_no_more(serve: Serve, code: str, result: str) -> None:  # noqa: F811
+    messages = await ask(serve(saying(program(code), "Done.")), SHORT)
     assert result in messages[2]["content"] and messages[3]["content"] == "Done."
 
 
-def test_turns_have_an_end_and_errors_are_told(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+async def test_turns_have_an_end_and_errors_are_told(serve: Serve) -> None:  # noqa: F811
     served = serve(saying(program("1")))
-    assert len(ask(served, turns=2)) == 5
+    assert len(await ask(served, turns=2)) == 5
     with pytest.raises(ModelError, match="status 404, .*there is no model"):
-        ask(served, model="other")
+        await ask(served, model="other")
     with pytest.raises(ConfigError, match="the environment guess has no tools"):
         tools_of("guess", {})
-    arguments = ["python", QUESTION, "--base-url", f"{served.url}/v1", "--turns", "1"]
-    assert main(arguments) == 0 and capsys.readouterr().out == '[call] python {"code": "1"}\n[result] 1\n\n'
+
+
+def test_its_command_shows_calls_and_results(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    arguments = ["python", QUESTION, "--turns", "1", "--base-url"]
+    assert main([*arguments, f"{serve(saying(program('1'))).url}/v1"]) == 0
+    assert capsys.readouterr().out == '[call] python {"code": "1"}\n[result] 1\n\n'
     assert main(["pythn", QUESTION]) == 2 and "did you mean python?" in capsys.readouterr().err
-    assert main(["python", QUESTION, "--base-url", "http://127.0.0.1:1"]) == 2
+    assert main([*arguments, "http://127.0.0.1:1"]) == 2
 
 
 @pytest.mark.parametrize("name", ["tools", "tool_turns", "tool_result_tokens"])
 def test_settings_of_the_servers_own_tools_name_this_example(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    repair = f"{name.replace('_', '.')}: the server runs no tools; .*examples/server_tools/README.md"
-    for arguments in ([f"--{name.replace('_', '-')}", "3"], [f"--{name}=3"]):
-        with pytest.raises(ConfigError, match=repair):
-            load(arguments)
-    with pytest.raises(ConfigError, match=repair):
-        load([], **{name: "3"})
-    monkeypatch.setenv(f"MAESTRALE_{name.upper()}", "3")
-    with pytest.raises(ConfigError, match=f"(?i){repair}"):
-        load([])
-    monkeypatch.delenv(f"MAESTRALE_{name.upper()}")
+    """Given as an option in either form, from a program, by a variable, or in a file."""
     (tmp_path / "serve.toml").write_text(f'{name} = "3"\n')
-    monkeypatch.setenv("MAESTRALE_CONFIG", str(tmp_path / "serve.toml"))
-    with pytest.raises(ConfigError, match=repair):
-        load([])
+    option, variable = f"--{name.replace('_', '-')}", (f"MAESTRALE_{name.upper()}", "3")
+    file = ("MAESTRALE_CONFIG", str(tmp_path / "serve.toml"))
+    for arguments, values, environment in (([option, "3"], {}, ()), ([f"--{name}=3"], {}, ()), ([], {name: "3"}, ()),
+                                           ([], {}, (variable,)), ([], {}, (file,))):  # fmt: skip
+        with monkeypatch.context() as patch:
+            for key, value in environment:
+                patch.setenv(key, value)
+            repair = f"(?i){name.replace('_', '.')}: the server runs no tools; .*examples/server_tools/README.md"
+            with pytest.raises(ConfigError, match=repair):
+                load(arguments, **values)

@@ -1,0 +1,98 @@
+"""Shares of responses and what their denominators are, texts that seem to hold the answer, and two evaluations side by
+side."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from evaluation.__main__ import main
+from evaluation.client import ParsedResponse
+from evaluation.grading import ResponseGrader
+from evaluation.results import Votes, figures
+from evaluation.samples import SampleRecord
+from evaluation.tasks import BenchmarkSampling
+from shared.types import Problem, Verdict
+from tests.evaluation.conftest import Plain, evaluate, prompt_of, write_rows
+
+ROWS = [{"id": f"p{number}", "problem": f"How much is {number} and two?", "answer": str(number + 2), "language": "en"}
+        for number in range(10)]  # fmt: skip
+
+
+def record(sample: int, **fields: Any) -> SampleRecord:
+    sampling = BenchmarkSampling(samples=3, temperature=0.7, top_p=0.95, max_tokens=99)
+    return SampleRecord(benchmark="sums", id="1", sample=sample, settings="", kind="answer", source="", language="en",
+                        prompt_sha="", seed=0, sampling=sampling, model="m", **fields)  # fmt: skip
+
+
+def test_samples_without_a_response_are_in_no_share_but_their_own() -> None:
+    samples = [
+        record(0, correct=True, answer="3", verdict=Verdict.CORRECT),
+        record(1, correct=False, answer="so 3", verdict=Verdict.NO_ANSWER, missed=True),
+        record(2, error="status 503"),
+    ]
+    shares = figures([samples], [Votes(1, [], 1)], 3, seed=0)
+    assert shares["responses"] == 2 and shares["errors"] == pytest.approx(1 / 3)
+    assert shares["missed"] == shares["unextracted"] == shares["pass_at"]["1"] == 0.5
+    assert shares["pass_at"]["2"] == 1 and shares["pass_at"]["3"] is None, "two responses are not three"
+
+
+@pytest.mark.parametrize(("text", "missed"), [
+    ("so it is 3", True), ("so it is 3.", True), ("it is 3, I think", True),
+    ("so it is 3.5", False), ("so it is 13", False), ("so it is 2.3", False), ("3 " + "x" * 2000, False),
+])  # fmt: skip
+def test_a_text_seems_to_hold_the_answer_where_it_is_no_piece_of_another_number(text: str, missed: bool) -> None:
+    task = cast(Any, SimpleNamespace(kind="answer", tools=None, problem=Problem(id="1", text="1 + 2", answer="3")))
+    grader = ResponseGrader(cast(Any, None), cast(Any, None))
+    grade = asyncio.run(grader.grade(task, ParsedResponse("", text, [])))
+    assert (grade.verdict, grade.missed) == (Verdict.NO_ANSWER, missed)
+
+
+def knows(*numbers: int) -> Any:
+    def answer(body: dict[str, Any], call: int) -> str:
+        number = int(prompt_of(body).split("How much is ")[1].split()[0])
+        return rf"\boxed{{{number + 2 if number in numbers else -1}}}"
+
+    return answer
+
+
+def test_the_difference_and_what_flipped(plain: Plain, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, difference = write_rows(tmp_path / "sums.jsonl", *ROWS), tmp_path / "difference"
+    for name, numbers in (("before", (0, 1, 2, 9)), ("after", range(8))):
+        evaluate(plain(knows(*numbers)).url, tmp_path / name, file, "--samples", "2", "--model", name)
+    capsys.readouterr()
+    assert main(["--compare", str(tmp_path / "before"), str(tmp_path / "after"), "--out", str(difference)]) == 0
+    told = " ".join(capsys.readouterr().out.split())  # without the terminal's line breaks
+    compared = json.loads((difference / "compare.json").read_text())
+    sums = compared["benchmarks"]["sums"]
+    assert (sums["before"], sums["after"], sums["difference"], sums["problems"]) == (0.4, 0.8, 0.4, 10)
+    assert sums["now_right"] == ["p3", "p4", "p5", "p6", "p7"] and sums["now_wrong"] == ["p9"]
+    # five problems +1, four 0, one -1: the mean of ten draws of these has a standard deviation of 0.21
+    assert sums["interval"] == pytest.approx([0.4 - 1.96 * 0.21, 0.4 + 1.96 * 0.21], abs=0.12)
+    assert compared["warnings"] == [] and "warning" not in told
+    assert "= before -> " in told and "= after (*" in told, "other models are what is compared, no reason to warn"
+    assert "+40.0" in told and "now wrong: p9" in told
+    assert "| sums | 10 | 40.0 | 80.0 | +40.0" in (difference / "compare.md").read_text()
+
+
+def test_what_is_not_the_same_is_told_and_nothing_in_common_refused(
+    plain: Plain, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = plain(knows(1, 2, 3)).url
+    file, other = write_rows(tmp_path / "s.jsonl", *ROWS[:6]), write_rows(tmp_path / "t.jsonl", *ROWS[:2])
+    evaluate(url, tmp_path / "a", file, "--samples", "1")
+    write_rows(file, {**ROWS[1], "problem": "Now: How much is 1 and two?"}, *ROWS[2:])
+    evaluate(url, tmp_path / "b", file, "--samples", "1", "--temperature", "1")
+    evaluate(url, tmp_path / "c", other, "--samples", "1")
+    capsys.readouterr()
+    assert main([str(tmp_path / "a"), str(tmp_path / "b"), "--compare"]) == 0
+    told = capsys.readouterr().out
+    assert "s.temperature = 0.7, now 1.0" in told
+    assert "s: 1 of 5 problems were asked in other words" in told and "s: 6 and 9 problems, 5 in both" in told
+    assert main(["--compare", str(tmp_path / "a"), str(tmp_path / "c")]) == 2
+    assert "no problem in common" in capsys.readouterr().err
