@@ -194,13 +194,14 @@ def test_a_ground_truth_answer_is_trained_and_was_not_sampled() -> None:
     assert any(gradient.any() for gradient in gradients)
 
 
-def test_the_value_head_learns_the_mean_reward_of_its_prompt() -> None:
-    """With the policy at its reference and never moved, V goes to the mean of r - beta l = r."""
-    decoder, head, settings = model(1), ValueHead(SHAPE.hidden_size, 0.05), read_objective({"name": "dro"})
+@pytest.mark.parametrize(("value", "slope"), [(0.0, -0.5), (0.5, 0.0), (1.0, 0.5)])
+def test_the_value_head_is_drawn_to_the_mean_reward_of_its_prompt(value: float, slope: float) -> None:
+    """With the policy at its reference the gradient of V is sum_i weight_i (V - r_i), of rewards 1 and 0."""
+    decoder, head = model(1), ValueHead(SHAPE.hidden_size, 0.05)
+    torch.nn.init.constant_(head.bias, value)
     group = [make_sequence([1, 2, 3], 2, [-2.0], advantage, 0.5) for advantage in (1.0, 0.0)]
     auxiliary = AuxiliaryModels(model(1), values=head)
-    for _ in range(150):
-        forward_backward(decoder, [MicroBatch(group)], 1.0, settings, auxiliary)
-        head.step()
+    forward_backward(decoder, [MicroBatch(group)], 1.0, read_objective({"name": "dro"}), auxiliary)
     _, _, states = decoder(pack_from([[1, 2, 3]], [1]), 1.0, "states")
-    assert head(states[1:2]).item() == pytest.approx(0.5, abs=0.01)
+    assert head.bias.grad.item() == pytest.approx(slope, abs=1e-6)
+    torch.testing.assert_close(head.weight.grad, slope * states[1] / SHAPE.hidden_size**0.5, atol=1e-5, rtol=1e-4)

@@ -54,11 +54,11 @@ def alone(folder: Path, name: str, whole: bool) -> dict[str, Any]:
 
 def assert_same_step(scene: Ranks, world: int, name: str, case: str, within: float, whole: bool = False) -> None:
     """The sums over ranks and every gradient are those of the case in one process."""
-    ranks, expected = scene.of(world), alone(scene.folder, case, whole)
+    ranks, expected, near = scene.of(world), alone(scene.folder, case, whole), 1e-5 if whole else EXACT
     for part in ("loss", "entropy", "tokens", "regularisation", "reference_log_ratio"):
         if part in expected["sums"]:
             total = sum(rank[name]["sums"][part] for rank in ranks)
-            assert total == pytest.approx(expected["sums"][part], abs=EXACT, rel=EXACT), (name, world, part)
+            assert total == pytest.approx(expected["sums"][part], abs=EXACT, rel=near), (name, world, part)
     assert max(float(each.abs().max()) for each in expected["gradients"].values()) > 0.01
     assert_close(ranks[0][name]["gradients"], expected["gradients"], within)
 
