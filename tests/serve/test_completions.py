@@ -128,6 +128,8 @@ def test_places_go_on_after_bytes_that_are_no_text():
     def decode(ids):
         return bytes(ids).decode(errors="replace")
 
+    pieces = (b"a\xc3", b"\xa9b", b"c")
+    assert TokenPlaces(lambda ids: decode(b"".join(pieces[token] for token in ids))).add(range(3)) == [0, 1, 3]
     letters = "aé👩".encode()
     assert TokenPlaces(decode).add(letters) == [0, 1, 1, 2, 2, 2, 2]
     assert TokenPlaces(decode, letters[:2]).add(letters[2:]) == [0, 1, 1, 1, 1], "the completion tells the whole letter"
