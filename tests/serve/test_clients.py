@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from tests.evaluation.conftest import evaluate
-from tests.serve.conftest import Serve, Served, eventually
+from tests.serve.conftest import Serve, eventually
 from tests.serve.test_hostile import CHAT, MESSAGES
 from tests.serve.test_responses import typed_objects
 
@@ -150,23 +150,12 @@ NEEDED = ("msgspec", "sympy", "mpmath", "latex2sympy2_extended", "antlr4")
 
 
 def solve(prompt: str) -> str:
-    """The completion of a problem: three of the twelve are wrong by one; "x" for what is none."""
-    number = next((number for number, row in enumerate(PROBLEMS) if row["problem"] in prompt), None)
-    if number is None:
-        return "x"
+    """The completion of a problem: three of the twelve are wrong by one."""
+    number = next(number for number, row in enumerate(PROBLEMS) if row["problem"] in prompt)
     answer = int(PROBLEMS[number]["answer"]) + (number in WRONG)
     first, second = re.findall(r"\d+", PROBLEMS[number]["problem"])
     box = f"\\boxed{{{answer}}}" if number != 2 else "\\boxed{26/2}"  # which a comparison of texts would refuse
     return f"<think>\nTom begins with {first} apples and then he buys {second} more of them.\n</think>\n\nTom has {box}"
-
-
-@pytest.fixture
-def solver(serve: Serve) -> Served:
-    """A server whose model solves the problems."""
-    served = serve("", logprob=-0.25)
-    chat = served.server.prompts.chat
-    served.engine.script = lambda prompt, sampling, call: solve(chat.tokenizer.decode(prompt))
-    return served
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -174,7 +163,10 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def test_the_example_of_inspect_finds_the_score_that_ours_finds(solver: Served, tmp_path: Path) -> None:
+def test_the_example_of_inspect_finds_the_score_that_ours_finds(serve: Serve, tmp_path: Path) -> None:
+    solver = serve("")
+    chat = solver.server.prompts.chat
+    solver.engine.script = lambda prompt, sampling, call: solve(chat.tokenizer.decode(prompt))
     file, packages, root = write(tmp_path / "problems.jsonl", PROBLEMS), tmp_path / "packages", CLIENTS.parents[2]
     packages.mkdir()
     for name in NEEDED:
@@ -199,15 +191,14 @@ def test_the_example_of_inspect_finds_the_score_that_ours_finds(solver: Served, 
     assert sum(usage["reasoning_tokens"] for usage in found["stats"]["model_usage"].values()) > 12 * 40
 
 
-def test_lm_eval_scores_responses_and_choices_by_log_likelihood(solver: Served, tmp_path: Path) -> None:
+def test_lm_eval_scores_choices_by_log_likelihood(serve: Serve, tmp_path: Path) -> None:
+    served = serve("x", logprob=-0.25)
     rows = [{"problem": f"{number} apples and 果:", "choices": ["long words", "é"], "answer": number % 2}
             for number in range(4)]  # fmt: skip
-    plain = [row for number, row in enumerate(PROBLEMS) if number != 2]  # it compares texts
-    files = write(tmp_path / "problems.jsonl", plain), write(tmp_path / "choices.jsonl", rows)
-    found = run("openai3", "lm_eval_client", solver.url, *files, tmp_path)
-    encode = solver.server.prompts.chat.encode
+    found = run("openai3", "lm_eval_choices", served.url, write(tmp_path / "problems.jsonl", rows), tmp_path)
+    encode = served.server.prompts.chat.encode
     expected = [[-0.25 * len(encode(choice)) for choice in (" long words", " é")] for _ in rows]
-    assert found == {"accuracy": 8 / 11, "accuracy of choices": 0.5, "log_likelihoods": expected}
+    assert found == {"accuracy": 0.5, "log_likelihoods": expected}
 
 
 # ---- OpenAPI -----------------------------------------------------------------------------------------------------

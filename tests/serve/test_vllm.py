@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from tests.evaluation.conftest import evaluate, records, write_rows
 from tests.serve.command import QUESTION, Command, check_sigterm, untrained_model
 from tests.serve.conftest import eventually
 from tests.serve.test_vllm_engine import broken_at
@@ -139,20 +137,6 @@ def test_an_engine_killed_under_load_is_replaced_and_nobody_notices(command: Com
     sockets = [socket for socket in command.engine().net_connections("inet") if socket.laddr.port == command.port]
     assert not sockets, "the engine has inherited connections of clients, or the server's port"
     assert not list(command.temporary.glob("vllm*")), "an engine that was killed leaves files"
-
-
-def test_an_evaluation_is_the_same_each_time(command: Command, tmp_path: Path) -> None:
-    rows = [{"id": str(number), "problem": QUESTION.replace("3", str(number)), "answer": str(number + 2),
-             "language": "en"} for number in range(3)]  # fmt: skip
-    file = write_rows(tmp_path / "apples.jsonl", *rows)
-    arguments = [file, "--samples", "2", "--max-tokens", "24", "--no-ask-form", "--concurrency", "1"]
-    results = [evaluate(f"{command.url}/v1", tmp_path / name, *arguments) for name in ("first", "second")]
-    assert results[0]["weights"] == "run, step 0" and results[0]["benchmarks"]["apples"]["responses"] == 6
-    assert results[0]["benchmarks"]["apples"]["truncated"] > 0.5, "an untrained model finds no end"
-    assert (tmp_path / "first" / "results.json").read_bytes() == (tmp_path / "second" / "results.json").read_bytes()
-    texts = [[record["reasoning"] + record["answer"] for record in records(tmp_path / name)]
-             for name in ("first", "second")]  # fmt: skip
-    assert texts[0] == texts[1] and len(set(texts[0])) == 6
 
 
 ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {
