@@ -164,8 +164,8 @@ def test_an_untrained_model_keeps_the_form_that_is_asked(command: Command) -> No
     assert added["function"]["name"] == "add" and arguments["a"] in (1, 2) and arguments["b"] == 3
     assert must["finish_reason"] == "tool_calls" and must["message"]["reasoning"].endswith("I'll answer now.")
     closed = {"additionalProperties": False}
-    told = post(**form(properties={"ok": {"type": "boolean"}}, required=["ok"], **closed)).json()["choices"][0]
-    assert json.loads(told["message"]["content"])["ok"] in (True, False)
+    answer = post(**form(properties={"ok": {"type": "boolean"}}, required=["ok"], **closed)).json()["choices"][0]
+    assert json.loads(answer["message"]["content"])["ok"] in (True, False)
     reply = post(**form(properties={"a": {"type": "wrong"}}))
     assert reply.status_code == 400 and "wrong" in reply.json()["error"]["message"]
     now = {"type": "function", "function": {"name": "now", "parameters": {"type": "object"}}}
