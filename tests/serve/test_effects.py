@@ -110,8 +110,8 @@ def test_ends(command: Command, letters: list[int]) -> None:
     until = free.text.index("QZ")
     by_text = Asked(command, **body, stop="QZ")
     assert (by_text.text, by_text.finish, by_text.stop) == (free.text[:until], "stop", "QZ")
-    told = Asked(command, **body, stop="QZ", include_stop_str_in_output=True)
-    assert told.text == free.text[: until + 2] and told.count == by_text.count == until + 2
+    shown = Asked(command, **body, stop="QZ", include_stop_str_in_output=True)
+    assert shown.text == free.text[: until + 2] and shown.count == by_text.count == until + 2
     by_token = Asked(command, **body, stop_token_ids=letters[1:2])
     assert (by_token.text, by_token.finish, by_token.stop) == (free.text[: free.text.index("Z")], "stop", letters[1])
     bad = command.client.post("/v1/completions", json={"prompt": "x", "stop_token_ids": [10**6]})

@@ -148,9 +148,9 @@ def test_answer_now_ends_the_reasoning_for_its_own_client(serve: Serve, tmp_path
 def test_log_probs_are_told_in_streams(serve: Serve) -> None:
     served = serve("<think>a b</think>c d", logprob=-0.5)
     whole = served.ask(logprobs=True).json()["choices"][0]["logprobs"]["content"]
-    told = [token for event in served.events(logprobs=True) for choice in event["choices"]
+    streamed = [token for event in served.events(logprobs=True) for choice in event["choices"]
             for token in (choice["logprobs"] or {"content": []})["content"]]  # fmt: skip
-    assert told == whole and "".join(token["token"] for token in told) == "<think>a b</think>c d"
+    assert streamed == whole and "".join(token["token"] for token in streamed) == "<think>a b</think>c d"
 
 
 @pytest.fixture

@@ -94,9 +94,9 @@ def test_a_model_that_cannot_be_read_is_told_in_one_line(tmp_path: Path, start: 
         (folder / "config.json").write_text("{")
     elif harm == "foreign":
         save_file({name: weight for name, weight in random_weights(0).items() if "layers.2" not in name}, weights)
-    told = start("--model", folder if harm != "a file" else weights, "--port", "0")
-    assert str(folder) in told
-    assert harm != "foreign" or "the weights do not fit config.json: lacks model.layers.2." in told
+    line = start("--model", folder if harm != "a file" else weights, "--port", "0")
+    assert str(folder) in line
+    assert harm != "foreign" or "the weights do not fit config.json: lacks model.layers.2." in line
 
 
 # ---- the port ------------------------------------------------------------------------------------------------------
