@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -132,8 +133,9 @@ def test_only_processes_of_the_launch_are_killed_whatever_a_heartbeat_says(monke
         peers = [watchdog.Peer(1, "engine", pid, os.uname().nodename, "x") for pid in (orphan, ours.pid)]
         watchdog.report_hang("a test", peers, "", kill=True)
         assert ours.wait(GUARD_S) == -signal.SIGKILL
+        assert psutil.Process(orphan).status() == psutil.STATUS_SLEEPING
     finally:
-        os.kill(orphan, signal.SIGKILL)  # it is there
+        os.kill(orphan, signal.SIGKILL)
 
 
 encode = msgspec.msgpack.Encoder().encode
