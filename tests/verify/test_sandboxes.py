@@ -281,6 +281,7 @@ def test_a_compiler_that_does_not_serve_is_told(
         assert cpp_works(lease) == ""
 
 
+@pytest.mark.parametrize("pool", [{"namespaces": False}], indirect=True)
 def test_full_disk_is_told_and_is_no_crash(pool: SandboxPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpp, "missing_tool", lambda: "")
     monkeypatch.setattr(program_run, "ROOM_BYTES", 1 << 60)
