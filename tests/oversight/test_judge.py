@@ -143,6 +143,8 @@ def test_prose_debates_word_for_word() -> None:
     assert answers_alike(prose("The  sea."), prose("The sea.")) and not answers_alike(
         prose("The sea."), prose("A sea.")
     )
+    assert answers_alike(case("8"), case("Eight")), "both are right"
+    assert not answers_alike(case("8"), case("8", 9, Verdict.WRONG))
     pairs = draw_pairs(cases, 2)
     assert pairs == draw_pairs(cases, 2) and len(set(pairs)) == len(pairs) >= 8
     assert max(sum(at in pair for pair in pairs) for at in range(9)) == 2

@@ -68,6 +68,7 @@ def test_the_best_of_four_is_chosen_by_the_agent() -> None:
 def test_votes_go_on_until_the_tokens_are_spent() -> None:
     def run(tokens: int, *texts: str) -> tuple[JudgeVerdict, int]:
         verdict, steps = watched(protocol.vote(QUESTION, "s", tokens), *texts, tokens=10)
+        assert not any("ARTICLE" in dict(parts(step[0])) for step in steps), "a judge votes without it"
         return verdict, sum(step[0].samples for step in steps)
 
     verdict, asked = run(75, "Answer: 1", "Answer: 1", "Answer: 2", "?")

@@ -212,23 +212,20 @@ def test_two_judges_agree_or_do_not_and_draw_principles_by_group(server: Server)
     assert {len(pair) for pair in drawn} == {2} and drawn[::2] == drawn[1::2] and len(set(drawn)) > 2
 
 
-@pytest.mark.parametrize(
-    ("gates", "response", "closed"),
-    [
+def test_a_response_counts_only_if_it_passes_all_gates(server: Server) -> None:
+    """Where one is closed it is paid as if the format were broken, and its verdict stays what it is."""
+    table = clear_and_deep(server)
+    for gates, response, closed in (
         ({"clear": 0.7, "deep": 0.4}, RIGHT, ""),
         ({"clear": 0.7, "deep": 0.41}, RIGHT, "gate deep: 0.4 is below 0.41"),
         ({"correctness": 1}, RIGHT, ""),
         ({"correctness": 1}, WRONG, "gate correctness: 0 is below 1"),
         ({"repetition": -0.1}, RIGHT, ""),
-    ],
-)
-def test_a_response_counts_only_if_it_passes_all_gates(
-    server: Server, gates: dict[str, float], response: str, closed: str
-) -> None:
-    result = reward(THOUGHT + response, **clear_and_deep(server), gates=gates, extra={"repetition": 0.5})
-    assert (result.reason if closed else "") == closed
-    assert result.verdict is (Verdict.CORRECT if response == RIGHT else Verdict.WRONG), "accuracy stays what it is"
-    assert result.total == (-0.5 if closed else pytest.approx(1.1)), "closed: as if the format were broken"
+    ):
+        result = reward(THOUGHT + response, **table, gates=gates, extra={"repetition": 0.5})
+        assert (result.reason if closed else "") == closed
+        assert result.verdict is (Verdict.CORRECT if response == RIGHT else Verdict.WRONG)
+        assert result.total == (-0.5 if closed else pytest.approx(1.1))
 
 
 def test_reward_models_behind_vllm_and_behind_anything(server: Server) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from shared.errors import ConfigError
 from shared.types import Reward, Verdict
+from tests.asynchronous import asynchronous
 from tests.tables import read_table
 from tests.verify.grading import BAD, GOOD, PROBLEM, THOUGHT, Grader, reward, rewards, settings
 from verify import plugin_host, verifiers
@@ -221,7 +222,8 @@ def test_a_fault_of_a_verifier_costs_one_completion(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_rewards_that_wait_overlap_and_the_callers_loop_goes_on(tmp_path: Path) -> None:
+@asynchronous
+async def test_rewards_that_wait_overlap_and_the_callers_loop_goes_on(tmp_path: Path) -> None:
     together = (
         'running, all_run = [], asyncio.Event()\n\n@reward("mine")\nasync def f(case: Case) -> float:\n'
         "    running.append(case)\n    if len(running) == 40:\n        all_run.set()\n"
@@ -230,15 +232,12 @@ def test_rewards_that_wait_overlap_and_the_callers_loop_goes_on(tmp_path: Path) 
     scorer = CompletionScorer(
         settings(plugins=[plugin(tmp_path, together)], extra={"mine": 1}, deadline_s=60), Grader()
     )
-
-    async def grade() -> None:
-        work = asyncio.gather(*(scorer.score(PROBLEM, GOOD, 50) for _ in range(40)))
-        for _ in range(3):
-            await asyncio.sleep(0.01)
-            assert not work.done()
-        assert all(reward.extra == {"mine": 1.0} for reward in await work), "all at once"
-
-    asyncio.run(grade())
+    work = asyncio.gather(*(scorer.score(PROBLEM, GOOD, 50) for _ in range(40)))
+    turns = 0
+    while not work.done():
+        await asyncio.sleep(0.01)
+        turns += 1
+    assert all(reward.extra == {"mine": 1.0} for reward in await work) and turns > 3, "all at once"
 
 
 @pytest.mark.slow

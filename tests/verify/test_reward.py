@@ -21,6 +21,7 @@ from shared.errors import ConfigError, RunError
 from shared.metrics import METRICS
 from shared.sections import RewardWeights
 from shared.types import Completion, Problem, Reward, Verdict
+from tests.asynchronous import asynchronous
 from tests.processor_time import at_most
 from tests.tables import read_table
 from tests.verify.grading import BAD, GOOD, PROBLEM, Grader, Tokens, reward, scorer_of, settings
@@ -64,22 +65,11 @@ def test_reward_is_the_papers_and_by_default_only_empty_boxes_and_thoughts_diffe
             assert result.consistent is False and "expected fr" in result.reason
 
 
-@pytest.mark.parametrize(
-    ("tokens", "penalty"),
-    [
-        (0, 0),
-        (31_999, 0),
-        (32_000, 0),
-        (34_000, -0.025),
-        (36_000, -0.05),
-        (40_000, -0.1),
-        (40_001, -0.1),
-        (10**9, -0.1),
-    ],
-)
-def test_length_penalty_by_hand(tokens: int, penalty: float) -> None:
-    assert length_penalty(tokens, 40_000, 8_000) == pytest.approx(penalty, abs=1e-12)
-    assert length_penalty(tokens, 40_000, 8_000, weight=0.5) == pytest.approx(5 * penalty, abs=1e-12)
+def test_length_penalty_by_hand() -> None:
+    for tokens, penalty in ((0, 0), (31_999, 0), (32_000, 0), (34_000, -0.025), (36_000, -0.05), (40_000, -0.1),
+                            (40_001, -0.1), (10**9, -0.1)):  # fmt: skip
+        assert length_penalty(tokens, 40_000, 8_000) == pytest.approx(penalty, abs=1e-12)
+        assert length_penalty(tokens, 40_000, 8_000, weight=0.5) == pytest.approx(5 * penalty, abs=1e-12)
 
 
 def test_impossible_limits_name_the_settings() -> None:
@@ -257,7 +247,10 @@ def test_window_forgives_few_failures_forgets_old_ones_and_stops_at_too_many() -
         window.add(Verdict.WRONG)
 
 
-def test_failures_are_told_once_with_their_rate_and_end_the_run_above_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
+@asynchronous
+async def test_failures_are_told_once_with_their_rate_and_end_the_run_above_a_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A plug-in that fails for one problem in ten: the reward, the problem and the error, how often; then the end."""
 
     def sometimes(case: Case) -> float:
@@ -273,16 +266,13 @@ def test_failures_are_told_once_with_their_rate_and_end_the_run_above_a_share(mo
             await scorer.score(problem, Completion(0, 0, 0, token_ids=[5, 3, 6, 4]))
         return scorer.news()
 
-    async def work() -> None:
-        [line] = await score("good", "bad", "good")
-        assert line.startswith("not graded and not trained on: 1 of 3 completions (33.3%) are crash, reward sometimes")
-        assert "(first: problem 'bad': reward sometimes: ZeroDivisionError" in line
-        assert await score("bad") == [], "told again when it is ten times as frequent"
-        assert "10 of 12 completions" in (await score(*["bad"] * 8))[0]
-        with pytest.raises(RunError, match=r"max_failure_share.*of 200 completions.*first: problem 'bad': reward"):
-            await score(*("good" if number % 8 else "bad" for number in range(200)))
-
-    asyncio.run(work())
+    [line] = await score("good", "bad", "good")
+    assert line.startswith("not graded and not trained on: 1 of 3 completions (33.3%) are crash, reward sometimes")
+    assert "(first: problem 'bad': reward sometimes: ZeroDivisionError" in line
+    assert await score("bad") == [], "told again when it is ten times as frequent"
+    assert "10 of 12 completions" in (await score(*["bad"] * 8))[0]
+    with pytest.raises(RunError, match=r"max_failure_share.*of 200 completions.*first: problem 'bad': reward"):
+        await score(*("good" if number % 8 else "bad" for number in range(200)))
 
 
 def test_every_verdict_has_a_metric() -> None:

@@ -22,6 +22,7 @@ from shared.config import Config
 from shared.errors import ConfigError, DataError
 from shared.sandbox_settings import Sandbox
 from shared.types import Completion, Problem, Reward, Verdict
+from tests.asynchronous import asynchronous
 from tests.processor_time import at_most
 from tests.tables import read_table
 from tests.verify.grading import THOUGHT, Grader, Tokens, reward, rewards, scorer_of, settings
@@ -121,21 +122,18 @@ def test_a_group_sits_one_exam_and_another_group_another() -> None:
     assert caught == expected and 0 < sum(caught) < 24
 
 
-def test_a_host_that_cannot_isolate_refuses_and_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+@asynchronous
+async def test_a_host_that_cannot_isolate_refuses_and_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: SandboxPool) -> None:
         raise SandboxRefused("sandbox refused: this host cannot isolate untrusted programs")
 
     monkeypatch.setattr(SandboxPool, "start_sandbox", refuse)
-
-    async def run() -> None:
-        programs = ProgramVerifier(Sandbox())
-        with pytest.raises(SandboxRefused, match="reward.sandbox.isolation"):
-            await programs.start()
-        result = await programs.run(read_problem(DOUBLE, "row"), "print(1)", "python", 0)
-        assert result.verdict is Verdict.SANDBOX_REFUSED and not result.graded
-        await programs.close()
-
-    asyncio.run(run())
+    programs = ProgramVerifier(Sandbox())
+    with pytest.raises(SandboxRefused, match="reward.sandbox.isolation"):
+        await programs.start()
+    result = await programs.run(read_problem(DOUBLE, "row"), "print(1)", "python", 0)
+    assert result.verdict is Verdict.SANDBOX_REFUSED and not result.graded
+    await programs.close()
 
 
 AREA = {
