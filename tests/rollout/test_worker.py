@@ -262,8 +262,8 @@ def test_each_restart_is_reported_with_its_reason(played: Played) -> None:
     assert "completion 3 of group 1" in third and "given up" in third
     assert "SIGKILL" in asleep and "no token and no answer" in stopped and "deadlines.sync_s" in stopped
     assert "in phase 'sampling, 6 completions left'" in stopped
-    ended = [event.reason for event in played["line"].of_kind(EngineEnded)]
-    assert [text.partition(";")[0] for text in (first, _, third, asleep, stopped)] == ended, "before it starts"
+    ended = played["line"].of_kind(EngineEnded)
+    assert all(after.reason.startswith(before.reason) for before, after in zip(ended, restarted, strict=True))
     assert played["started while asleep"] == 0, "a dead engine waits for its turn"
 
 
