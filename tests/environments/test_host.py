@@ -181,8 +181,8 @@ async def test_an_answer_after_its_deadline_costs_its_own_episode_and_the_next_o
     """threaded: its methods are not async, and one blocks its thread. Beside what blocks the whole process is one that
     does not, and is not to blame."""
     monkeypatch.setattr(hosts, "GRACE_S", 1.0)
-    async with playing(tmp_path, step_s=2.0, max_turns=1) as episodes:
-        blocks, beside = await asyncio.gather(play(episodes, "blocks"), play(episodes, "goes on", 1))
+    async with playing(tmp_path, step_s=2.0) as episodes:
+        blocks, beside = await asyncio.gather(play(episodes, "blocks"), play(episodes, "slow", 1))
         await check_failure(episodes, "blocks", blocks)
         assert beside.finish_reason == "stop"
         for kind in ("hangs", "late", "threaded"):
