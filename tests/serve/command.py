@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -39,25 +39,30 @@ def untrained_model(runs_dir: Path, **changes: int) -> Path:
     return folder
 
 
+ADDRESS = re.compile(r"http://127\.0\.0\.1:([1-9]\d*)")
+"""what a server prints of itself"""
+
+
 class Command:
-    """`python -m serve` in a process of its own, or another program that listens at a --port."""
+    """`python -m serve` in a process of its own, or another program that listens at a --port and prints where."""
 
     def __init__(
         self, model: Path, log: Path, name: str = "tiny", dtype: str = "float32", settings: Sequence[str] = (),
         program: Sequence[str] = (), **variables: str,
     ):  # fmt: skip
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
-        self.url, self.log, self.model = f"http://127.0.0.1:{self.port}", log, model
+        self.log, self.model = log, model
         program = program or ["serve", "--model", str(model), "--cache-bytes", str(64 << 20), "--dtype", dtype,
                               "--name", name, *settings]  # fmt: skip
         self.temporary = Path(tempfile.mkdtemp())
         environment = {**os.environ, "PYTHONPATH": str(Path.cwd()), "TMPDIR": str(self.temporary), **variables}
-        command = [sys.executable, "-m", *program, "--port", str(self.port)]
+        command = [sys.executable, "-m", *program, "--port", "0"]
         self.process = subprocess.Popen(
             command, stdout=log.open("w"), stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )
+        eventually(lambda: self.process.poll() is not None or ADDRESS.search(log.read_text()) is not None, 500)
+        address = ADDRESS.search(log.read_text())
+        assert address, log.read_text()
+        self.url, self.port = address[0], int(address[1])
         self.client = httpx.Client(base_url=self.url, timeout=300)
         eventually(lambda: self.process.poll() is not None or self.status("/ready") == 200, 500)
         assert self.process.poll() is None, log.read_text()
