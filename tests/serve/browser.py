@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, ViewportSize, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, ViewportSize, expect, sync_playwright
 
 from tests.serve.conftest import Served
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 QUIET = ("--disable-background-networking", "--disable-component-update", "--no-first-run")
+HANG_S = 90
+"""after so long what is waited for does not come, however busy the machine is"""
 
 
 @contextmanager
@@ -22,6 +24,7 @@ def chromium() -> Iterator[Browser]:
     path = next(filter(None, map(shutil.which, NAMES)), None)
     if path is None:
         pytest.skip("browser tests need Chromium: apt install chromium")
+    expect.set_options(timeout=HANG_S * 1000)
     arguments = [*QUIET, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=arguments)
@@ -41,7 +44,7 @@ class Visitor:
             viewport=ViewportSize(width=width, height=height), color_scheme="dark" if dark else "light", locale="en",
             reduced_motion="reduce",
         )  # fmt: skip
-        self.context.set_default_timeout(60_000)
+        self.context.set_default_timeout(HANG_S * 1000)
         self.page: Page = self.context.new_page()
         self.foreign: list[str] = []
         """addresses that were asked for and are not the server's"""
