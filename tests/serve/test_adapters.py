@@ -17,7 +17,7 @@ from shared.model.config import DecoderConfig
 from shared.model.decoder import Decoder
 from shared.model.model_card import CARD
 from tests.serve.conftest import Serve, eventually
-from tests.serve.test_operation import move
+from tests.serve.test_operation import count_looks, move
 
 SAID = "<think>Two and three.</think>5"
 
@@ -92,7 +92,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def test_a_newer_version_is_taken_up_and_one_that_does_not_fit_is_not(
-    serve: Serve, folders: list[Path], caplog: pytest.LogCaptureFixture
+    serve: Serve, folders: list[Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = folders[0].with_name("latest")
     served = serve(SAID, name="base", adapter=[f"sums={link}"], follow=True)
@@ -100,6 +100,9 @@ def test_a_newer_version_is_taken_up_and_one_that_does_not_fit_is_not(
     eventually(lambda: served.server.reloads == 1)
     move(link, folders[3])
     eventually(lambda: "rank 8 is above 4" in caplog.text)
+    looks = count_looks(link, monkeypatch)
+    eventually(lambda: len(looks) > 20)
+    assert caplog.text.count("rank 8 is above 4") == 1, "it is told once"
     assert served.engine.loaded == [("sums", folders[1])] and served.server.adapters["sums"].folder == folders[1]
     assert served.ask(model="sums").status_code == 200
 

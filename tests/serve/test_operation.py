@@ -198,21 +198,28 @@ def test_a_newer_export_is_taken_while_it_serves(
     assert replies and set(replies) == {200}
 
 
-def test_an_export_that_cannot_be_loaded_is_tried_once(
-    serve: Serve, steps: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    latest, looks, resolve = steps[0].with_name("latest"), list[Path](), Path.resolve
+def count_looks(link: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """Grows with each look at where a link leads."""
+    looks, resolve = list[Path](), Path.resolve
 
     def note(path: Path, strict: bool = False) -> Path:
-        if path == latest:
+        if path == link:
             looks.append(path)
         return resolve(path, strict)
 
+    monkeypatch.setattr(Path, "resolve", note)
+    return looks
+
+
+def test_an_export_that_cannot_be_loaded_is_tried_once(
+    serve: Serve, steps: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    latest = steps[0].with_name("latest")
     served = serve(RIGHT, model=str(latest), follow=True)
     served.engine.unloadable.add(steps[1])
     move(latest, steps[1])
     eventually(lambda: figure(served, "maestrale_engine_restarts") == 1 and served.server.ready)
-    monkeypatch.setattr(Path, "resolve", note)
+    looks = count_looks(latest, monkeypatch)
     eventually(lambda: len(looks) > 20)
     assert served.engine.tries == [steps[1]] and figure(served, "maestrale_engine_restarts") == 1
     move(latest, steps[2])
