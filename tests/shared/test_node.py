@@ -66,7 +66,7 @@ PARENT = """
 import os, sys
 from pathlib import Path
 from shared.launch import node
-node.LEAVE_S = 1.0
+node.LEAVE_S = float(os.environ["LEAVE_S"])
 folder, first, count, *does = sys.argv[1:]
 ranks = range(int(first), int(first) + int(count))
 world = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
@@ -78,12 +78,13 @@ pytestmark = [pytest.mark.timeout(400)]
 class Node:
     """A parent with ranks that play what `does` says, e.g. {1: "ends with 3"}."""
 
-    def __init__(self, folder: Path, does: dict[int, str], ranks: range = range(3)):
+    def __init__(self, folder: Path, does: dict[int, str], ranks: range = range(3), leave_s: int = 1):
         (folder / "rank.py").write_text(RANK)
         self.folder = folder
         pairs = [f"{rank}={words}" for rank, words in does.items()]
-        options = {"stdin": None, "stderr": subprocess.STDOUT, "env": {**ENVIRONMENT, "TMPDIR": str(folder)}}
-        self.parent = started(PARENT, folder, ranks.start, len(ranks), *pairs, **options)
+        options = {"stdin": None, "stderr": subprocess.STDOUT}
+        environment = {**ENVIRONMENT, "TMPDIR": str(folder), "LEAVE_S": str(leave_s)}
+        self.parent = started(PARENT, folder, ranks.start, len(ranks), *pairs, env=environment, **options)
         self.pids = [self.number(f"ready-{rank}") for rank in ranks if "code" not in does.values()]
 
     def number(self, name: str) -> int:
@@ -133,7 +134,7 @@ def test_a_rank_that_has_explained_the_end_is_not_contradicted(tmp_path: Path) -
 ])  # fmt: skip
 def test_before_the_controller_listens_a_death_is_named_here_and_the_controller_asked_to_end(tmp_path, does, named):
     """It may be downloading a model, and would wait for this rank afterwards."""
-    node = Node(tmp_path, {0: "quits", 2: does})
+    node = Node(tmp_path, {0: "quits", 1: "ends with 0", 2: does}, leave_s=140)
     (tmp_path / "go on").touch()
     code, printed = node.end()
     assert code == 143, "the controller says why it ends"
