@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -37,11 +38,14 @@ def test_the_time_to_start_grows_with_the_model_and_on_gpus(tmp_path: Path) -> N
     assert (found.deadlines.start_s, found.deadlines.step_s) == (50 + 60 + 600, Config().deadlines.step_s)
 
 
-def test_an_engine_process_that_hangs_at_its_start_is_killed_at_the_deadline() -> None:
-    """A real process of vLLM's name, and a wait for it without a deadline, as vLLM's."""
+def test_an_engine_process_that_hangs_at_its_start_is_killed_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real process of vLLM's name, and a wait for it without a deadline, as vLLM's; ours passes when it runs."""
+    timers = list[threading.Timer]()
+    monkeypatch.setattr(threading.Timer, "start", lambda timer: timers.append(timer))
     process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,), name="EngineCore")
     with pytest.raises(TimeoutError, match=r"had not started after 0\.2 s"), start.started_within(0.2):
         process.start()
+        timers[0].function()
         process.join()
         raise RuntimeError("Engine core initialization failed")
     assert process.exitcode == -signal.SIGKILL
