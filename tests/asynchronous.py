@@ -1,7 +1,5 @@
 """Asynchronous tests: `@asynchronous` before `async def test_...`."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine

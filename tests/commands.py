@@ -1,7 +1,5 @@
 """Commands of pages: the words of each, and whether it could start, by the parser of the program that it names."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import re

@@ -19,7 +19,7 @@ from tests.asynchronous import asynchronous
 from tests.skipped import summary
 
 if TYPE_CHECKING:
-    from verify.code.sandbox_pool import SandboxPool
+    pass
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINERS = {f"tests/trainer/test_{name}.py" for name in ("fsdp", "rank")}
@@ -30,13 +30,13 @@ hypothesis.settings.load_profile("unhurried")
 
 
 @pytest.fixture(scope="session")
-def root() -> Path:
+def root():
     """The checkout."""
     return ROOT
 
 
 @pytest.fixture(scope="session")
-def data_folder() -> Path:
+def data_folder():
     """Folder of real problem sets (JSONL), which lies beside the checkout and is not part of it."""
     folder = ROOT.parent / "shared" / "data"
     if not folder.is_dir():
@@ -45,7 +45,7 @@ def data_folder() -> Path:
 
 
 @pytest.fixture(scope="module")
-def sandboxes() -> Iterator[SandboxPool]:
+def sandboxes():
     """One sandbox for programs; skips where the host cannot isolate them."""
     from verify.code import cpp
     from verify.code.runner import describe_isolation
@@ -143,7 +143,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_process_group() -> Iterator[None]:
+def no_process_group():
     """A test's process joins none (process.py says why)."""
 
     patch, own = pytest.MonkeyPatch(), os.getpid()

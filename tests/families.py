@@ -1,7 +1,5 @@
 """Tiny random models of the families that transformers has: their configs, and the modules themselves as references."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

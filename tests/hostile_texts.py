@@ -1,8 +1,6 @@
 """Texts as a hostile row, model, tool, judge, endpoint or agent writes them, more than 200: of eleven families of chat
 templates, and of terminals, writing directions, Markdown, HTML and JSON."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

@@ -4,8 +4,6 @@ tests/messages.txt holds them, and a test compares: a changed message is a chang
 for the word that tells one error from another.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

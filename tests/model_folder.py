@@ -1,7 +1,5 @@
 """A trained model in one piece, for tests that compare with it: no rank of a run ever holds one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -9,8 +9,6 @@ Where no test finds a fault, `reason` says why that is right.
     python -m tests.mutants trainer --only loss   the faults whose file or text has "loss"
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """Packed batches by the place of each sequence's first target, and what log-probs and entropies are by definition."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 """A process of its own for a test that joins a process group: what torch keeps of one for a thread (sharded tensors'
 rules) is destroyed in every child that another thread forks later, where it waits without end for Gloo's threads."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A limit on work that does not depend on what else the machine does."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

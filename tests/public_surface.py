@@ -3,8 +3,6 @@
 tests/public_surface.txt holds them, and a test compares: a change here breaks files that we never see.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from enum import Enum

@@ -5,8 +5,6 @@ Licences of the sets, of which nothing is copied: GSM8K, MATH, DeepMath, KodCode
 NuminaMath, Big-Math, OpenR1-Math, TACO Apache-2.0; Eurus-2-RL MIT; LiveCodeBench, MBPP CC-BY-4.0; AIME (c) MAA.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 from tests.tables import read_table

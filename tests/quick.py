@@ -3,8 +3,6 @@
 Of a function's parametrised cases it runs CASES, drawn by the seed that pytest-randomly prints.
 """
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

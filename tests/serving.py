@@ -1,7 +1,5 @@
 """A real HTTP server in a thread of the test."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ a module, or a method, without an underscore at its beginning. JavaScript is not
 `python -m trainer --help` lists outside the sections that validate their own, which are objectives and judges.
 """
 
-from __future__ import annotations
-
 import ast
 from collections import Counter, defaultdict
 from pathlib import Path

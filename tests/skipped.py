@@ -1,7 +1,5 @@
 """What `make test` could not run here, by class: why, and what brings it. Printed after the last test."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Tables of cases beside the tests that read them: one JSON object a line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """README.md and docs/: every command of them could start, and what they call by name is there."""
 
-from __future__ import annotations
-
 import re
 import shlex
 
@@ -36,13 +34,13 @@ def inline(page: str) -> list[list[str]]:
     return found
 
 
-def test_there_are_commands_to_check() -> None:
+def test_there_are_commands_to_check():
     texts = [path.read_text(encoding="utf-8") for path in PAGES]
     assert sum(len(commands(text)) for text in texts) > 50
     assert sum(len(inline(text)) for text in texts) > 50
 
 
-def test_every_command_is_one_that_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_is_one_that_starts(monkeypatch):
     monkeypatch.chdir(ROOT)
     wrong = []
     for path in PAGES:
@@ -55,7 +53,7 @@ def test_every_command_is_one_that_starts(monkeypatch: pytest.MonkeyPatch) -> No
     assert not wrong, "\n".join(wrong)
 
 
-def test_a_wrong_command_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_command_is_found(monkeypatch):
     """The faults that the test above is for, planted."""
     monkeypatch.chdir(ROOT)
     page = (

@@ -2,8 +2,6 @@
 
 Each rule is one test over all of its files, and yields what is wrong with one."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess
@@ -91,20 +89,20 @@ def called(call: ast.Call, function: str) -> bool:
     return bool(last == function.rpartition(".")[2]) and ast.unparse(call.func) == function
 
 
-def test_the_house_is_within_its_budgets() -> None:
+def test_the_house_is_within_its_budgets():
     """`make sizes` prints all of it; tests/sizes.py says when a ceiling may rise."""
     over = {total: now for total, now in sizes.totals().items() if now > sizes.BUDGETS[total]}
     over |= {room: lines for room in sizes.PRODUCT if (lines := sizes.measure(room).lines) > sizes.CEILINGS[room]}
     assert not over, f"ceilings: {sizes.CEILINGS}, budgets: {sizes.BUDGETS}"
 
 
-def test_all_files_are_in_ruff_s_format() -> None:
+def test_all_files_are_in_ruff_s_format():
     command = [sys.executable, "-m", "ruff", "format", "--check", "--no-cache", str(ROOT)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=150)
     assert done.returncode == 0, f"{done.stdout[-2000:]}\n`ruff format .` writes them"
 
 
-def test_there_is_something_to_check() -> None:
+def test_there_is_something_to_check():
     assert len(SOURCES) > 20
 
 
@@ -221,7 +219,7 @@ RULES: dict[Callable[[Path], Iterator[str]], list[Path]] = {
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_files(rule: Callable[[Path], Iterator[str]]) -> None:
+def test_files(rule):
     found = [f"{name(path)} {fault}" for path in RULES[rule] for fault in rule(path)]
     assert not found, "\n".join(found)
 
@@ -243,9 +241,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-def test_each_rule_finds_its_fault(
-    rule: Callable[[Path], Iterator[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_rule_finds_its_fault(rule, tmp_path, monkeypatch):
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     path = tmp_path / "shared" / "planted.py"
     path.parent.mkdir()
@@ -253,7 +249,7 @@ def test_each_rule_finds_its_fault(
     assert list(rule(path))
 
 
-def test_every_metric_that_is_written_is_defined() -> None:
+def test_every_metric_that_is_written_is_defined():
     """A name that shared/metrics.py lacks would end a run at its first step."""
     written = set()
     for file in ("step_metrics.py", "run_log.py"):
@@ -280,13 +276,13 @@ TORCH_FREE = [path for path in SOURCES if path.relative_to(ROOT).parts[0] == "ve
 ]
 
 
-def test_torch_is_not_named_where_it_must_not_be_loaded() -> None:
+def test_torch_is_not_named_where_it_must_not_be_loaded():
     heavy = {"torch", "vllm", "transformers"}
     assert not [name(path) for path in TORCH_FREE if {module.split(".")[0] for module in imports(path)} & heavy]
 
 
 @pytest.mark.slow
-def test_torch_is_not_loaded_by_verifiers_and_settings() -> None:
+def test_torch_is_not_loaded_by_verifiers_and_settings():
     """Not through others either: verifier processes start in a fraction of a second and stay small."""
     modules = [re.sub(r"/__init__$", "", name(path).removesuffix(".py")).replace("/", ".") for path in TORCH_FREE]
     # reasoning_gym_checkers is a plug-in file: a process that imports it is confined and can load no more of them
@@ -297,7 +293,7 @@ def test_torch_is_not_loaded_by_verifiers_and_settings() -> None:
 
 
 @pytest.mark.slow
-def test_the_controller_loads_no_sharding() -> None:
+def test_the_controller_loads_no_sharding():
     """FSDP and the tensors of several ranks are the trainers': a second of the start, and 40 MB."""
     program = "import sys, trainer.launch; print([m for m in sys.modules if m in ('torch.distributed.fsdp', 'sympy')])"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=150)
@@ -305,7 +301,7 @@ def test_the_controller_loads_no_sharding() -> None:
 
 
 @pytest.mark.parametrize(("kind", "elsewhere"), [("cpu", {"torch"}), ("cuda", set())])  # torch+cpu is not on PyPI
-def test_locks_have_what_the_project_asks_for(kind: str, elsewhere: set[str]) -> None:
+def test_locks_have_what_the_project_asks_for(kind, elsewhere):
     """`make lock` after a change of pyproject.toml; every package has a hash."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
@@ -325,7 +321,7 @@ def test_locks_have_what_the_project_asks_for(kind: str, elsewhere: set[str]) ->
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["configs/quickstart.toml", "--rollout.grop_size=3"]])
-def test_help_and_a_typing_error_need_no_torch(arguments: list[str]) -> None:
+def test_help_and_a_typing_error_need_no_torch(arguments):
     """It takes seconds to import, in which a user waits for a text."""
     program = (
         f"import sys; from trainer.__main__ import main; code = main({arguments}); "

@@ -1,7 +1,5 @@
 """README.md tells of everything that listens, and of what protects it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -26,7 +24,7 @@ WHERE = {
 """file that listens -> its row of the table"""
 
 
-def test_the_table_has_all_that_listens() -> None:
+def test_the_table_has_all_that_listens():
     texts = {
         str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
         for room in sizes.PRODUCT

@@ -1,9 +1,5 @@
 """The planted faults of tests/planted_faults can be planted: their texts stand in the product once."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tests import mutants
@@ -11,19 +7,19 @@ from tests import mutants
 FAULTS = mutants.planted()
 
 
-def test_there_are_many_with_tests_that_are_there() -> None:
+def test_there_are_many_with_tests_that_are_there():
     assert len(FAULTS) > 150
     files = {test.partition("::")[0] for fault in FAULTS for test in fault.tests}
     assert [file for file in sorted(files) if not (mutants.ROOT / file).exists()] == []
 
 
 @pytest.mark.parametrize("room", sorted({fault.room for fault in FAULTS}))
-def test_each_can_be_planted(room: str) -> None:
+def test_each_can_be_planted(room):
     for fault in (fault for fault in FAULTS if fault.room == room):
         assert mutants.wrong_text(fault) != (mutants.ROOT / fault.file).read_text(encoding="utf-8")
 
 
-def test_a_fault_whose_line_has_changed_is_an_error(tmp_path: Path) -> None:
+def test_a_fault_whose_line_has_changed_is_an_error(tmp_path):
     (tmp_path / "a.py").write_text("x = 1\ny = 1\n")
     fault = mutants.Fault("room", "a.py", "= 1", "= 2", ("tests",))
     with pytest.raises(ValueError, match="2 times"):

@@ -1,9 +1,6 @@
 """What users' code is written against stays as it is, or is changed on purpose."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +14,7 @@ ADVICE = (
 PAGES = [public_surface.FILE.parents[1] / "docs" / f"{page}.md" for page in ("rewards", "environments", "objectives")]
 
 
-def test_the_public_surface_is_the_one_that_is_kept() -> None:
+def test_the_public_surface_is_the_one_that_is_kept():
     now = public_surface.listing()
     gone, new = [line for line in KEPT if line not in now], [line for line in now if line not in KEPT]
     assert not gone and not new, f"gone: {gone}, new: {new}; {ADVICE}"
@@ -25,7 +22,7 @@ def test_the_public_surface_is_the_one_that_is_kept() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_what_the_documents_tell_users_to_import_is_part_of_it(page: Path) -> None:
+def test_what_the_documents_tell_users_to_import_is_part_of_it(page):
     listed = {module.__name__: names for module, names in public_surface.SURFACE.items()}
     told = re.findall(r"^from (\w+[\w.]*) import ([\w, ]+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     own = [(module, name) for module, names in told for name in names.split(", ") if module.split(".")[0] in
@@ -33,7 +30,7 @@ def test_what_the_documents_tell_users_to_import_is_part_of_it(page: Path) -> No
     assert own and all(name in listed.get(module, ()) for module, name in own), own
 
 
-def test_a_changed_argument_is_a_changed_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_argument_is_a_changed_line(monkeypatch):
     def reward(name: str, least: float = 0.0) -> None: ...
 
     monkeypatch.setattr(public_surface.plugins, "reward", reward)

@@ -1,7 +1,5 @@
 """README.md: its table, and what it tells of other files; the files for clusters start what it says."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -24,7 +22,7 @@ KUBERNETES = {
 }
 
 
-def test_the_table_of_wishes_stands_below_the_first_screen() -> None:
+def test_the_table_of_wishes_stands_below_the_first_screen():
     lines = PAGE.splitlines()
     wishes = lines.index("## I want to ...")
     assert wishes > lines.index("## Two commands") > 15
@@ -33,13 +31,13 @@ def test_the_table_of_wishes_stands_below_the_first_screen() -> None:
     assert len(rows) > 12 and all(re.search(r"\]\([^)]+\)|`make |`python ", row) for row in rows)
 
 
-def test_the_image_gets_every_room() -> None:
+def test_the_image_gets_every_room():
     """A launch imports what lacks there: README's `docker build` would give an image that cannot start."""
     copied = re.findall(r"^COPY (\w+) \1$", (ROOT / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
     assert not {*PRODUCT, "configs"} - {*copied}
 
 
-def test_the_loop_is_as_short_as_it_is_said_to_be() -> None:
+def test_the_loop_is_as_short_as_it_is_said_to_be():
     [told] = re.findall(r"\[(\d+) lines\]\(examples/loop.py\)", PAGE)
     assert int(told) == len((ROOT / "examples" / "loop.py").read_text(encoding="utf-8").splitlines()) < 80
 
@@ -77,7 +75,7 @@ def container(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("node", range(4))
-def test_slurm_starts_what_the_readme_says(node: int, tmp_path: Path) -> None:
+def test_slurm_starts_what_the_readme_says(node, tmp_path):
     stand_in(tmp_path / "bin/scontrol", '[ "$3" = "node-[a-d]" ] && printf "node-a\\nnode-b\\nnode-c\\nnode-d\\n"')
     stand_in(tmp_path / "bin/srun", 'shift; exec "$@"')
     words = started(
@@ -88,7 +86,7 @@ def test_slurm_starts_what_the_readme_says(node: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("node", range(4))
-def test_skypilot_starts_what_the_readme_says(node: int, tmp_path: Path) -> None:
+def test_skypilot_starts_what_the_readme_says(node, tmp_path):
     task = yaml.safe_load((CLUSTERS / "skypilot.yaml").read_text(encoding="utf-8"))
     words = started(
         ["bash", "-c", task["run"]], tmp_path, SETTINGS="mine.toml", SKYPILOT_NUM_NODES=task["num_nodes"],
@@ -99,7 +97,7 @@ def test_skypilot_starts_what_the_readme_says(node: int, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("node", range(4))
-def test_kubernetes_starts_what_the_readme_says(node: int, tmp_path: Path) -> None:
+def test_kubernetes_starts_what_the_readme_says(node, tmp_path):
     job = KUBERNETES["Job", "maestrale"]["spec"]
     assert job["completions"] == job["parallelism"] == 4 and job["completionMode"] == "Indexed"
     pod = job["template"]["spec"]
@@ -111,7 +109,7 @@ def test_kubernetes_starts_what_the_readme_says(node: int, tmp_path: Path) -> No
     assert (ROOT / next(one["value"] for one in container(pod)["env"] if one["name"] == "SETTINGS")).is_file()
 
 
-def test_kubernetes_serves_as_the_image_does() -> None:
+def test_kubernetes_serves_as_the_image_does():
     server = container(KUBERNETES["Deployment", "maestrale-serve"]["spec"]["template"]["spec"])
     docker = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     check(server["command"])
@@ -129,7 +127,7 @@ def test_kubernetes_serves_as_the_image_does() -> None:
     assert served["targetPort"] == server["ports"][0]["containerPort"] == int(port)
 
 
-def test_the_parts_of_the_kubernetes_file_name_each_other() -> None:
+def test_the_parts_of_the_kubernetes_file_name_each_other():
     docker = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     pods = {name: one["spec"]["template"] for (_, name), one in KUBERNETES.items() if "template" in one["spec"]}
     assert pods.keys() == {name for kind, name in KUBERNETES if kind == "Service"} and len(pods) == 2
@@ -144,5 +142,5 @@ def test_the_parts_of_the_kubernetes_file_name_each_other() -> None:
 
 
 @pytest.mark.parametrize("file", ["slurm.sbatch", "skypilot.yaml", "kubernetes.yaml"])
-def test_files_that_were_not_run_say_so(file: str) -> None:
+def test_files_that_were_not_run_say_so(file):
     assert "Not run" in (CLUSTERS / file).read_text(encoding="utf-8")

@@ -1,7 +1,5 @@
 """The documentation site (`make site`): it is built, every link of it leads somewhere, and pages look as on GitHub."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -50,14 +48,14 @@ def build(checkout: Path, site: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
+def pages(tmp_path_factory):
     site = tmp_path_factory.mktemp("site")
     done = build(ROOT, site)
     assert done.returncode == 0, done.stderr
     return {path: Page(path) for path in site.rglob("*.html") if path.name != "404.html"}
 
 
-def test_every_link_of_the_site_leads_to_a_file_and_an_anchor(pages: dict[Path, Page]) -> None:
+def test_every_link_of_the_site_leads_to_a_file_and_an_anchor(pages):
     followed = 0
     for path, page in pages.items():
         for link in page.links:
@@ -70,7 +68,7 @@ def test_every_link_of_the_site_leads_to_a_file_and_an_anchor(pages: dict[Path, 
     assert len(pages) > 50 and followed > 5000
 
 
-def test_pages_have_the_parts_that_github_shows(pages: dict[Path, Page]) -> None:
+def test_pages_have_the_parts_that_github_shows(pages):
     """MkDocs reads another Markdown: e.g. a list right below a paragraph would be text."""
     [site] = [path.parent for path in pages if (path.parent / "sitemap.xml").is_file() and path.name == "index.html"]
     for path, page in pages.items():
@@ -81,7 +79,7 @@ def test_pages_have_the_parts_that_github_shows(pages: dict[Path, Page]) -> None
         assert +page.counts == shown, source
 
 
-def test_a_page_that_leads_nowhere_ends_the_build(tmp_path: Path) -> None:
+def test_a_page_that_leads_nowhere_ends_the_build(tmp_path):
     """The faults that a strict build is for, planted in a small checkout."""
     for name in ("docs", "examples"):
         (tmp_path / name).mkdir()

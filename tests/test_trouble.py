@@ -1,7 +1,5 @@
 """docs/trouble.md: thirty failures; what it quotes stands in the code, and what it names is there."""
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache
@@ -41,12 +39,12 @@ def quoted(body: str) -> list[str]:
     return re.findall(r"^```\n(.*?)^```$", body, re.DOTALL | re.MULTILINE)
 
 
-def test_there_are_thirty_of_them_in_order() -> None:
+def test_there_are_thirty_of_them_in_order():
     assert [int(title.partition(".")[0]) for title in FAILURES] == list(range(1, 31))
 
 
 @pytest.mark.parametrize("title", FAILURES)
-def test_what_is_quoted_stands_in_a_module_that_is_named(title: str) -> None:
+def test_what_is_quoted_stands_in_a_module_that_is_named(title):
     body = FAILURES[title]
     modules = [file for file in re.findall(r"`([\w/]+\.py)`", body) if not file.startswith("tests/")]
     for message in quoted(body):
@@ -55,12 +53,12 @@ def test_what_is_quoted_stands_in_a_module_that_is_named(title: str) -> None:
 
 
 @pytest.mark.parametrize("title", FAILURES)
-def test_each_has_a_message_or_the_test_that_rules_it_out(title: str) -> None:
+def test_each_has_a_message_or_the_test_that_rules_it_out(title):
     body = FAILURES[title]
     assert quoted(body) or re.search(r"`tests/[\w/]+\.py", body)
 
 
-def test_files_tests_metrics_and_settings_that_are_named_are_there() -> None:
+def test_files_tests_metrics_and_settings_that_are_named_are_there():
     for file, test in re.findall(r"`((?:[\w.]+/)*[\w.]+\.(?:py|md))(?:::(\w+))?`", PAGE):
         assert (ROOT / file).is_file(), file
         assert not test or f"def {test}(" in (ROOT / file).read_text(encoding="utf-8"), test
@@ -73,6 +71,6 @@ def test_files_tests_metrics_and_settings_that_are_named_are_there() -> None:
     assert len(own) > 20 and not set(own) - set(SETTINGS)
 
 
-def test_a_message_that_the_code_does_not_have_is_noticed() -> None:
+def test_a_message_that_the_code_does_not_have_is_noticed():
     assert says("trainer/run_lock.py", "… is in use by another\nlaunch: stop it")
     assert not says("trainer/run_lock.py", "… is in use by another run: stop it")

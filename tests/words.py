@@ -4,8 +4,6 @@ Variables with a name that says nothing of what they hold, outside comprehension
 "that", "of", "by", "what" or "as" and make no sentence without the name before them.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

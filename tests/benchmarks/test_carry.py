@@ -1,13 +1,9 @@
 """GPU code of other architectures is zeroed where it lies in a library, and what was packed is an environment again."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 from benchmarks.gpu_check import carry
 from benchmarks.gpu_check.carry import CONTAINER, ENTRY, MACHINE_CODE, MAGIC, PTX, VERSION, divide, keep_one
@@ -25,7 +21,7 @@ def container(*pieces: bytes) -> bytes:
     return CONTAINER.pack(MAGIC, VERSION, CONTAINER.size, len(whole)) + whole
 
 
-def test_only_the_code_of_one_architecture_stays(tmp_path: Path) -> None:
+def test_only_the_code_of_one_architecture_stays(tmp_path):
     one = container(entry(MACHINE_CODE, 80, b"old" * 40), entry(MACHINE_CODE, 90, KEPT), entry(PTX, 90, b"text" * 9))
     other = container(entry(MACHINE_CODE, 100, b"new" * 50))
     stray = CONTAINER.pack(MAGIC, VERSION, CONTAINER.size, 1 << 40)  # the magic number, but no container
@@ -39,9 +35,7 @@ def test_only_the_code_of_one_architecture_stays(tmp_path: Path) -> None:
     assert keep_one(library, 90) == 120 + 36 + 150 and library.read_bytes() == after
 
 
-def test_parts_become_an_environment_that_finds_the_other_packages_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_become_an_environment_that_finds_the_other_packages_too(tmp_path, monkeypatch):
     monkeypatch.setattr(carry, "PART_BYTES", 1 << 20)
     out, environment = tmp_path / "out", tmp_path / "environment"
     (out / "site" / "carried").mkdir(parents=True)

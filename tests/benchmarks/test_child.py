@@ -1,7 +1,5 @@
 """An object in another process: its answers, its errors, its end; stopped while others are measured."""
 
-from __future__ import annotations
-
 import asyncio
 
 import psutil
@@ -13,7 +11,7 @@ from tests.benchmarks.stand_ins.echo import Echo
 
 
 @pytest.mark.slow
-def test_a_child_answers_reports_errors_stops_goes_on_and_is_missed_when_it_ends() -> None:
+def test_a_child_answers_reports_errors_stops_goes_on_and_is_missed_when_it_ends():
     async def story() -> None:
         with Child(Echo, "me") as child:
             assert await child("say", "hello") == "me: hello"

@@ -1,7 +1,5 @@
 """The command that runs the benchmarks: what it writes, refuses and compares; figures, and what counts as slower."""
 
-from __future__ import annotations
-
 import json
 import os
 import select
@@ -32,11 +30,11 @@ def measured(*rows: Figure, machine: str = HERE.machine, **others: Any) -> Measu
     ([0.6, 0.9, 0.7], "higher", 0.7, True), ([0.6, 0.9, 0.69], "higher", 0.7, False),
     ([2.0, 2.1, 9.0], "lower", 2.1, True), ([2.2], "lower", 2.1, False), ([2.2], "", None, None),
 ])  # fmt: skip
-def test_the_median_meets_a_target_from_the_better_side(values: Any, better: Any, target: Any, met: Any) -> None:
+def test_the_median_meets_a_target_from_the_better_side(values, better, target, met):
     assert Figure("a", values, "", better=better, target=target).met is met
 
 
-def test_a_figure_has_values_or_a_reason_and_the_file_is_read_again() -> None:
+def test_a_figure_has_values_or_a_reason_and_the_file_is_read_again():
     with pytest.raises(ValueError, match="not_measured"):
         Figure("a", [], "")
     with pytest.raises(ValueError, match="better"):
@@ -52,11 +50,11 @@ def test_a_figure_has_values_or_a_reason_and_the_file_is_read_again() -> None:
     (0.1873, "%", "18.7 %"), (1234.5, "groups/s", "1,234 groups/s"), (12.34, "ms", "12.3 ms"), (1.0, "", "1.00"),
     (0.1234, "", "0.123"), (0.000123, "s", "1.23e-04 s"), (0.0, "s", "0.000 s"), (-0.5, "", "-0.500"),
 ])  # fmt: skip
-def test_values_are_shown_with_three_digits(value: float, unit: str, text: str) -> None:
+def test_values_are_shown_with_three_digits(value, unit, text):
     assert report.shown(value, unit) == text
 
 
-def test_the_table_has_targets_missed_what_was_not_measured_and_time_that_others_took() -> None:
+def test_the_table_has_targets_missed_what_was_not_measured_and_time_that_others_took():
     rows = [
         Figure("write", [0.5, 0.6, 0.7], "", "memcpy", "higher", 0.5),
         Figure("step", [3.0], "s", "", "lower", 2.0),
@@ -86,21 +84,19 @@ def test_the_table_has_targets_missed_what_was_not_measured_and_time_that_others
     ("lower", "sync", 1.0, 1.09, False), ("lower", "sync", 1.0, 1.11, True),
     ("higher", "throughput", 100.0, 200.0, False), ("lower", "sync", 2.0, 0.1, False),
 ])  # fmt: skip
-def test_throughput_may_lose_5_percent_and_sync_10(
-    better: Any, kind: Any, before: float, after: float, slower: bool
-) -> None:
+def test_throughput_may_lose_5_percent_and_sync_10(better, kind, before, after, slower):
     old, new = (measured(Figure("a", [value], "s", "x", better, kind=kind)) for value in (before, after))
     assert [verdict.regressed for verdict in report.compare({"b": old}, {"b": new})] == [slower]
 
 
-def test_absolute_figures_are_compared_only_on_the_same_machine() -> None:
+def test_absolute_figures_are_compared_only_on_the_same_machine():
     for of, machine, slower in (("", HERE.machine, True), ("", "another", False), ("x", "another", True)):
         old, new = (Figure("a", [value], "s", of, "higher") for value in (100.0, 50.0))
         [verdict] = report.compare({"b": measured(old)}, {"b": measured(new, machine=machine)})
         assert verdict.regressed is slower
 
 
-def test_figures_that_cannot_be_compared_are_listed_and_are_no_regression() -> None:
+def test_figures_that_cannot_be_compared_are_listed_and_are_no_regression():
     old = measured(Figure("a", [1.0], "", "x", "higher"), Figure("context", [1.0], ""))
     for new, words in (
         (measured(Figure("b", [1.0], "")), "b, a: not compared: there is no such figure any more"),
@@ -112,7 +108,7 @@ def test_figures_that_cannot_be_compared_are_listed_and_are_no_regression() -> N
     assert report.compare({"b": old}, {"c": old}) == []
 
 
-def test_a_file_that_decorates_a_function_of_its_name_is_a_benchmark() -> None:
+def test_a_file_that_decorates_a_function_of_its_name_is_a_benchmark():
     assert list(STANDS) == ["absent", "broken", "good", "paged", "starts"], "echo.py is none"
     assert STANDS["good"] == ("tests.benchmarks.stand_ins.good", "Measures what it was told.", "")
     assert STANDS["paged"].page == "docs/none.md"
@@ -123,7 +119,7 @@ def test_a_file_that_decorates_a_function_of_its_name_is_a_benchmark() -> None:
         choose(["god"], STANDS)
 
 
-def test_a_wrong_name_file_or_option_ends_with_code_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_name_file_or_option_ends_with_code_2(tmp_path, capsys):
     missing = str(tmp_path / "no.json")
     for arguments, words in (
         (["god"], "did you mean 'good'"), (["--compare", missing, "good"], "no.json is no file of results"),
@@ -133,7 +129,7 @@ def test_a_wrong_name_file_or_option_ends_with_code_2(tmp_path: Path, capsys: py
         assert main(arguments, STANDS) == 2 and words in capsys.readouterr().err
 
 
-def test_a_launch_ends_with_the_command_that_measures(tmp_path: Path) -> None:
+def test_a_launch_ends_with_the_command_that_measures(tmp_path):
     line = tmp_path / "line"
     os.mkfifo(line)
     code = f"import benchmarks.__main__ as m; m.measure({STANDS['starts'].module!r}, False, ['--line={line}'])"
@@ -149,7 +145,7 @@ def test_a_launch_ends_with_the_command_that_measures(tmp_path: Path) -> None:
         os.close(reader)
 
 
-def test_two_files_are_compared_without_measuring(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_files_are_compared_without_measuring(tmp_path, capsys):
     old, new = tmp_path / "old.json", tmp_path / "new.json"
     for path, value in ((old, 1.0), (new, 0.9)):
         path.write_bytes(encode({"good": measured(Figure("a", [value], "", "x", "higher"))}))
@@ -158,9 +154,7 @@ def test_two_files_are_compared_without_measuring(tmp_path: Path, capsys: pytest
     assert main(["--compare", str(new), "--against", str(old)], STANDS) == 0
 
 
-def test_two_checkouts_are_measured_in_turn_and_put_together_by_their_medians(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_two_checkouts_are_measured_in_turn_and_put_together_by_their_medians(tmp_path, monkeypatch, capsys):
     order: list[Path] = []
     values = iter([4.0, 2.0, 9.0, 4.0, 4.0, 1.0])
 
@@ -179,9 +173,7 @@ def test_two_checkouts_are_measured_in_turn_and_put_together_by_their_medians(
 
 @pytest.mark.soak  # in make test: the other commands of this file
 @pytest.mark.slow
-def test_figures_are_written_failures_shown_and_what_is_not_run_is_kept(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_figures_are_written_failures_shown_and_what_is_not_run_is_kept(tmp_path, capfd):
     results, document = tmp_path / "results.json", tmp_path / "performance.md"
     document.write_text("# Speed\n<!-- results -->\nOUTDATED\n<!-- end of results -->\nthe end\n")
     kept = measured(Figure("a", [1.0], "", "x", "higher"), seconds=3.0)
@@ -208,9 +200,7 @@ def test_figures_are_written_failures_shown_and_what_is_not_run_is_kept(
 
 
 @pytest.mark.slow
-def test_a_run_is_compared_with_old_figures_and_quick_tries_are_not_committed(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_is_compared_with_old_figures_and_quick_tries_are_not_committed(tmp_path, capfd):
     before = command.RESULTS.read_bytes()
     assert main(["good", "--quick", "--values", "8"], STANDS) == 0
     assert command.RESULTS.read_bytes() == before and "rate: 4.00 x/s" in capfd.readouterr().out

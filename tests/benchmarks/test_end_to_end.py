@@ -1,12 +1,9 @@
 """What the end-to-end benchmark reads, leaves out and compares; no model is trained here."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +23,7 @@ from trainer.objectives.registry import objective_of
 STEPS = [StepTime(2.0, 100.0), StepTime(3.0, 200.0), StepTime(1.0, 100.0), StepTime(4.0, 100.0)]
 
 
-def test_rates_are_tokens_over_time_of_consecutive_parts() -> None:
+def test_rates_are_tokens_over_time_of_consecutive_parts():
     assert e2e.parts(STEPS, 3) == [STEPS[:1], STEPS[1:3], STEPS[3:]]
     assert e2e.parts(STEPS[:2], 3) == [STEPS[:1], STEPS[1:2]], "none is empty"
     assert e2e.rates(STEPS) == [50.0, 75.0, 25.0] and e2e.step_seconds(STEPS) == [2.0, 2.0, 4.0]
@@ -35,7 +32,7 @@ def test_rates_are_tokens_over_time_of_consecutive_parts() -> None:
         e2e.counted(STEPS, 3, 1)
 
 
-def test_steps_are_read_from_a_runs_metrics_and_from_the_peers_lines(tmp_path: Path) -> None:
+def test_steps_are_read_from_a_runs_metrics_and_from_the_peers_lines(tmp_path):
     path = tmp_path / "metrics.jsonl"
     lines = [{"step": 1, "kind": "sft", "sft/loss": 1.0},
              {"step": 1, "kind": "train", "time/step_s": 4.0, "tokens/trained_per_s": 25.0}]  # fmt: skip
@@ -48,7 +45,7 @@ def test_steps_are_read_from_a_runs_metrics_and_from_the_peers_lines(tmp_path: P
 
 
 @pytest.mark.parametrize("load", [FULL, e2e.CUT_SHORT, QUICK])
-def test_our_settings_are_the_workload(tmp_path: Path, load: Any) -> None:
+def test_our_settings_are_the_workload(tmp_path, load):
     files = Files(tmp_path / "model", tmp_path / "problems.jsonl", tmp_path / "prompts.json", True)
     command = e2e.settings_of(tmp_path, files, load, e2e.OURS)
     assert command[1:3] == ["-m", "trainer"]
@@ -62,7 +59,7 @@ def test_our_settings_are_the_workload(tmp_path: Path, load: Any) -> None:
     assert config.run_dir == tmp_path / "end-to-end" and config.data.system_prompt == SYSTEM
 
 
-def test_ours_stands_beside_the_fastest_trl_or_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ours_stands_beside_the_fastest_trl_or_alone(tmp_path, monkeypatch):
     ran: list[tuple[str, int, int]] = []
 
     def run_trl(_: Files, load: Any, cores: int, setting: dict[str, Any]) -> Side:
@@ -88,7 +85,7 @@ def test_ours_stands_beside_the_fastest_trl_or_alone(tmp_path: Path, monkeypatch
     assert rows["peak memory"].values == [0.5] and rows["peak memory"].of == "TRL's GRPOTrainer 1.16.0"
 
 
-def test_a_watched_command_gives_its_output_and_the_memory_of_its_tree_or_its_end(tmp_path: Path) -> None:
+def test_a_watched_command_gives_its_output_and_the_memory_of_its_tree_or_its_end(tmp_path):
     text, peak = e2e.watched([sys.executable, "-c", "print('done')"], os.environ, tmp_path)
     assert text == "done\n" and peak >= 0
     with pytest.raises(RunError, match=r"ended with code 3:\nwhy it ended"):
@@ -104,7 +101,7 @@ def test_a_watched_command_gives_its_output_and_the_memory_of_its_tree_or_its_en
 
 
 @pytest.mark.slow
-def test_a_stand_in_has_a_text_for_every_id_that_can_be_sampled(tmp_path: Path) -> None:
+def test_a_stand_in_has_a_text_for_every_id_that_can_be_sampled(tmp_path):
     shape = Shape(hidden=16, layers=2, heads=2, kv_heads=1, inner=32, vocabulary=2000)
     files = e2e.prepare(tmp_path, shape, tmp_path / "absent")
     assert not files.real_model and files.model.is_dir()
@@ -121,9 +118,7 @@ def test_a_stand_in_has_a_text_for_every_id_that_can_be_sampled(tmp_path: Path) 
     ({"avx512_fp16": True, "amx_bf16": True}, INTEL, False), ({"avx512_fp16": True, "avx512_bf16": True}, AMD, False),
     ({"amx_bf16": True}, INTEL, False), ({}, AMD, False),
 ])  # fmt: skip
-def test_float16_is_for_cpus_with_its_instructions_whose_bfloat16_is_slow(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: dict[str, bool], vendor: str, fast: bool
-) -> None:
+def test_float16_is_for_cpus_with_its_instructions_whose_bfloat16_is_slow(monkeypatch, tmp_path, flags, vendor, fast):
     is_processor(monkeypatch, tmp_path, flags, vendor)
     multiplies_bfloat16_fast.cache_clear()
     try:

@@ -1,8 +1,6 @@
 """The check of one card: it runs to its end without one, its trainer part needs torch and a few packages only, and one
 item's failure, hang or lack of memory costs that item alone. Its code runs here on the CPU with tiny sizes."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import os
@@ -38,7 +36,7 @@ def check(*arguments: str, python: str = sys.executable, **environment: str) -> 
 
 
 @pytest.mark.slow
-def test_without_a_card_it_runs_to_its_end_and_says_what_was_skipped_and_why(tmp_path: Path) -> None:
+def test_without_a_card_it_runs_to_its_end_and_says_what_was_skipped_and_why(tmp_path):
     code, output = check("--out", str(tmp_path / "found.json"), CUDA_VISIBLE_DEVICES="")
     assert code == 0, output
     results = json.loads((tmp_path / "found.json").read_text())
@@ -62,7 +60,7 @@ def bare_interpreter(folder: Path) -> str:
 
 @pytest.mark.soak  # in make test: its refusals, below
 @pytest.mark.slow
-def test_the_trainer_part_needs_torch_and_a_folder_of_packages_only(tmp_path: Path) -> None:
+def test_the_trainer_part_needs_torch_and_a_folder_of_packages_only(tmp_path):
     """Run for real: another interpreter, without vLLM, numpy and all that .venv has."""
     python = bare_interpreter(tmp_path / "bare")
     import msgspec
@@ -84,7 +82,7 @@ def test_the_trainer_part_needs_torch_and_a_folder_of_packages_only(tmp_path: Pa
 @pytest.mark.soak
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", [item.name for item in gpu_check.ITEMS if item.name != "trl"])
-def test_every_item_runs_on_a_cpu(name: str) -> None:
+def test_every_item_runs_on_a_cpu(name):
     """Several minutes: so that no code runs for the first time on a card."""
     code, output = check("--device", "cpu", "--tiny", "--only", name)
     assert code == 0 and "1 passed, 0 failed" in output, output
@@ -106,12 +104,12 @@ FIGURE = {"name": "speed", "value": 1.5, "unit": "GB/s", "of": "", "met": None, 
 TELL = f"print({json.dumps(FIGURE)!r}, flush=True)\n"
 
 
-def test_an_item_that_dies_keeps_what_it_had_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_item_that_dies_keeps_what_it_had_measured(monkeypatch, tmp_path):
     row = row_of(monkeypatch, tmp_path, TELL + "raise MemoryError('CUDA out of memory')")
     assert row["status"] == "failed" and "CUDA out of memory" in row["reason"] and row["figures"] == [FIGURE]
 
 
-def test_an_item_that_hangs_is_ended_with_all_it_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_item_that_hangs_is_ended_with_all_it_started(monkeypatch, tmp_path):
     pid = tmp_path / "pid"
     hang = "import subprocess\nchild = subprocess.Popen(['sleep', '60'])\n"
     hang += f"open({str(pid)!r}, 'w').write(str(child.pid))\nchild.wait()"
@@ -121,7 +119,7 @@ def test_an_item_that_hangs_is_ended_with_all_it_started(monkeypatch: pytest.Mon
         assert select.select([os.pidfd_open(int(pid.read_text()))], [], [], 10)[0], "its child lives"
 
 
-def test_a_figure_beyond_its_limit_fails_the_item(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_figure_beyond_its_limit_fails_the_item(monkeypatch, tmp_path):
     missed = {**FIGURE, "met": False, "target": 2.0, "better": "higher"}
     row = row_of(monkeypatch, tmp_path, f"print({json.dumps(missed)!r})")
     assert row["status"] == "failed" and row["reason"] == "missed: speed"
@@ -135,12 +133,12 @@ def test_a_figure_beyond_its_limit_fails_the_item(monkeypatch: pytest.MonkeyPatc
     ("peaks", {"torch": "2.13.0+cpu", "card": ""}, "cpu", ""),
     ("learning", {"torch": "2.13.0+cpu", "card": ""}, "cuda", "torch 2.13.0+cpu sees no NVIDIA card"),
 ])  # fmt: skip
-def test_an_item_that_does_not_fit_says_why(item: str, machine: dict[str, Any], device: str, why: str) -> None:
+def test_an_item_that_does_not_fit_says_why(item, machine, device, why):
     reason = gpu_check.unfit(next(each for each in gpu_check.ITEMS if each.name == item), machine, device)
     assert why in reason and bool(reason) == bool(why)
 
 
-def test_the_page_is_what_the_results_files_say(tmp_path: Path) -> None:
+def test_the_page_is_what_the_results_files_say(tmp_path):
     page, folder = tmp_path / "gpu.md", tmp_path / "results"
     folder.mkdir()
     page.write_text(gpu_check.PAGE.read_text())
@@ -159,7 +157,7 @@ def test_the_page_is_what_the_results_files_say(tmp_path: Path) -> None:
     assert "| peaks | speed | 1.5 GB/s |  |" in text and "**skipped** | TRL is not installed" in text
 
 
-def test_attention_without_grouped_heads_reads_repeated_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_without_grouped_heads_reads_repeated_keys(monkeypatch):
     """torch 2.11 on a card; the attention of later ones is left alone."""
     from torch.nn.attention import varlen
 
@@ -178,7 +176,7 @@ def test_attention_without_grouped_heads_reads_repeated_keys(monkeypatch: pytest
         assert read.shape == query.shape and all(torch.equal(read[:, head], own[:, head // 2]) for head in range(4))
 
 
-def test_as_many_layers_as_fit() -> None:
+def test_as_many_layers_as_fit():
     config = MODELS["8b"]
     layers = speed.fitting_layers(config, 80e9)
     assert 1 < layers < config.layers and speed.fitting_layers(config, 1e13) == config.layers

@@ -1,7 +1,5 @@
 """Benchmarks of the loop: scripted ranks keep to their script, and both sides of the rollout are asked for the same."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import statistics
@@ -48,7 +46,7 @@ def play(script: Script, lengths: list[int], count: int, updates: list[tuple[flo
     return messages
 
 
-def test_scripted_completions_give_their_places_to_those_that_wait() -> None:
+def test_scripted_completions_give_their_places_to_those_that_wait():
     """Two places, a token takes 20 ms: of 8, 2 and 3 tokens the second ends first, and the third takes its place."""
     sent = [done for message in play(Script(token_s=0.02, seats=2), [8, 2, 3], 3, []) for done in message]
     assert [done.index for done in sent] == [1, 2, 0], "the third does not wait for the first"
@@ -59,14 +57,14 @@ def test_scripted_completions_give_their_places_to_those_that_wait() -> None:
     assert [done.token_ids for done in replies] == [[5], [6, 6], [5]]
 
 
-def test_updates_label_the_tokens_after_them_and_an_empty_one_none() -> None:
+def test_updates_label_the_tokens_after_them_and_an_empty_one_none():
     updates = [(-math.inf, 0), (1.5, 1), (1.7, 2), (4.0, 3)]
     assert spans(updates, 0.0, 6, 1.0) == [VersionSpan(0, 0, 2), VersionSpan(2, 2, 4), VersionSpan(3, 4, 6)]
     assert spans(updates, 4.0, 2, 1.0) == [VersionSpan(3, 0, 2)]
     assert spans(updates[:1], 0.0, 2, 0.0) == [VersionSpan(0, 0, 2)]
 
 
-def test_lengths_have_the_mean_and_the_cut_that_were_asked_for() -> None:
+def test_lengths_have_the_mean_and_the_cut_that_were_asked_for():
     assert set(length_table(Script(mean_tokens=32))) == {32}
     lengths = length_table(Script(mean_tokens=200, sigma=0.5, longest=4))
     assert statistics.fmean(lengths) == pytest.approx(200, rel=0.05) and 600 < max(lengths) <= 800
@@ -77,7 +75,7 @@ def test_lengths_have_the_mean_and_the_cut_that_were_asked_for() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("async_level", [0, 2])
-def test_a_run_trains_every_step_with_scripted_ranks(async_level: int) -> None:
+def test_a_run_trains_every_step_with_scripted_ranks(async_level):
     script = Script(trainers=2, engines=3, seats=4, token_s=1e-4, mean_tokens=8, sigma=0.5, accumulate_s=1e-3,
                     update_s=1e-3)  # fmt: skip
     measures = play_in_folder(script, steps=5, prompts_per_step=4, group_size=4, async_level=async_level)
@@ -88,7 +86,7 @@ def test_a_run_trains_every_step_with_scripted_ranks(async_level: int) -> None:
 
 
 @pytest.mark.slow
-def test_heartbeats_of_a_thousand_ranks_take_a_tenth_of_a_core_at_most() -> None:
+def test_heartbeats_of_a_thousand_ranks_take_a_tenth_of_a_core_at_most():
     """Over authenticated TCP, eight ranks a node; processor time of the keeper's thread, the best of three: what else
     runs empties caches."""
     for _ in range(3):
@@ -102,7 +100,7 @@ def measures(seconds: list[float]) -> Measures:
     return Measures(8, [{"time": time_s, "length/mean": 0.5} for time_s in seconds])
 
 
-def test_rates_ideals_and_memory_by_hand() -> None:
+def test_rates_ideals_and_memory_by_hand():
     """64 tokens at 0.2 s on 8 places take 1.6 s."""
     steady = measures([10.0, 11.0, 13.0, 14.0])
     assert steady.step_s(0) == pytest.approx(4 / 3) and steady.step_s(0, 1) == 1.0 and steady.rate(1) == 16 / 3.0
@@ -141,7 +139,7 @@ class Instant:
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_our_path_asks_for_exactly_the_requests_of_the_raw_side_and_no_engine_may_die(restarts: bool) -> None:
+def test_our_path_asks_for_exactly_the_requests_of_the_raw_side_and_no_engine_may_die(restarts):
     async def story() -> None:
         hub, config = Instant(restarts), SMALL.config()
         source = DataSource(problems(40), Stages(config), PromptFormat(Letters(), config.data))  # type: ignore[arg-type]
@@ -166,14 +164,14 @@ def test_our_path_asks_for_exactly_the_requests_of_the_raw_side_and_no_engine_ma
 
 
 @pytest.mark.parametrize("load", [SMOLLM2, TINY], ids=lambda load: load.name)
-def test_the_ledger_has_more_completions_under_way_than_the_engine_decodes(load: Load) -> None:
+def test_the_ledger_has_more_completions_under_way_than_the_engine_decodes(load):
     rollout = load.config().rollout
     under_way = (rollout.max_async_level + 1) * rollout.prompts_per_step * rollout.group_size
     assert under_way >= 2 * rollout.max_sequences == 2 * load.seats
     assert max(load.lengths()) <= rollout.max_completion_tokens
 
 
-def test_the_ratio_is_of_the_faster_raw_vllm() -> None:
+def test_the_ratio_is_of_the_faster_raw_vllm():
     rates = {OURS: [90.0, 120.0], PEERS[0]: [100.0, 100.0], PEERS[1]: [60.0, 150.0], WITHOUT: [120.0, 200.0]}
     rows = {row.name.removeprefix(f"{SMOLLM2.name}: "): row for row in figures(SMOLLM2, rates)}
     beside = rows["worker, wire, ledger and verifier, of raw vLLM"]
@@ -181,7 +179,7 @@ def test_the_ratio_is_of_the_faster_raw_vllm() -> None:
     assert rows["raw vLLM with per-token log-probs"].values == [0.5, 0.75]
 
 
-def test_vllm_is_asked_as_our_engine_asks_and_log_probs_are_counted() -> None:
+def test_vllm_is_asked_as_our_engine_asks_and_log_probs_are_counted():
     params = params_of(Asked([1, 2], seed=7, max_tokens=5), stop=[3], logprobs=True)
     assert (params.seed, params.max_tokens, params.logprobs, params.stop_token_ids) == (7, 5, 0, [3])
     assert params.temperature == 1.0 and params.flat_logprobs and not params.detokenize

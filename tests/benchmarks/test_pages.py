@@ -1,12 +1,9 @@
 """Pages that benchmarks write: what they gather stands in the results files, and their figures follow by hand."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -32,7 +29,7 @@ TINY = Load(Shape(hidden=64, layers=2, heads=2, kv_heads=1, inner=128, vocabular
 RIGHT_LANGUAGE = [Outcome("en", "en", True, True, 1.0, 30, 1)] * 100
 
 
-def test_rows_of_the_matrix_by_hand(tmp_path: Path, root: Path) -> None:
+def test_rows_of_the_matrix_by_hand(tmp_path, root):
     title = "8b, 18 of 32 layers, 32,768 tokens, one sequence, all layers recomputed"
     values = {
         title: 9363.4, f"{title}: MFU": 0.39, f"{title}: MFU of this run": 0.5, f"{title}: memory": 124.06,
@@ -66,7 +63,7 @@ def steps() -> None:
 
 
 @pytest.mark.slow
-def test_a_step_of_the_matrix_is_measured() -> None:
+def test_a_step_of_the_matrix_is_measured():
     in_fresh_process(steps)
 
 
@@ -74,7 +71,7 @@ def other(count: int, match: bool | None, correct: bool, refused: bool = False) 
     return [Outcome("en", "de", match, correct, 2.0, 0 if refused else 40, 0 if refused else 1, refused)] * count
 
 
-def test_enforcement_counts_undetermined_and_refused_responses_as_not_in_the_language() -> None:
+def test_enforcement_counts_undetermined_and_refused_responses_as_not_in_the_language():
     outcomes = [*other(6, True, True), *other(2, None, True), *other(1, False, True), *other(1, False, False, True)]
     assert in_language(outcomes) == 0.6
     row = dict(zip(HEAD, next(rows({"strict": outcomes})), strict=True))
@@ -94,13 +91,13 @@ def test_enforcement_counts_undetermined_and_refused_responses_as_not_in_the_lan
 @pytest.mark.parametrize(("right", "wrong", "undetermined", "holds"), [
     (98, 2, 0, "yes"), (90, 10, 0, "**no**"), (80, 0, 20, "**no**"),
 ])  # fmt: skip
-def test_enforcement_has_to_hold_both_bounds(right: int, wrong: int, undetermined: int, holds: str) -> None:
+def test_enforcement_has_to_hold_both_bounds(right, wrong, undetermined, holds):
     outcomes = [*other(right, True, True), *other(wrong, True, False), *other(undetermined, None, True)]
     assert verdict("m", "prompt", [*RIGHT_LANGUAGE, *outcomes])[-1] == holds
     assert loss([*RIGHT_LANGUAGE, *outcomes]) == pytest.approx(wrong / 100)
 
 
-def test_the_page_of_an_oversight_evaluation_says_kills_and_bias(tmp_path: Path) -> None:
+def test_the_page_of_an_oversight_evaluation_says_kills_and_bias(tmp_path):
     contests = [{"protocol": "qa", "position": 1.25}, {"protocol": "debate", "position": None}]
     (tmp_path / "results.json").write_text(json.dumps({"contests": contests}))
     (tmp_path / "summary.md").write_text("# Scalable oversight\n\nDefinitions: docs.\n\n## Accuracy\n\nrows\n")
@@ -111,13 +108,13 @@ def test_the_page_of_an_oversight_evaluation_says_kills_and_bias(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_the_page_of_what_can_be_trained_is_what_the_code_computes(root: Path) -> None:
+def test_the_page_of_what_can_be_trained_is_what_the_code_computes(root):
     text = (root / "docs" / "plan.md").read_text(encoding="utf-8")
     between = text.partition("<!-- what it can train -->\n")[2].partition("<!-- end of what it can train -->")[0]
     assert between == trainable_section(), "run: python -m benchmarks plan"
 
 
-def test_cells_of_what_can_be_trained_are_what_a_launch_decides() -> None:
+def test_cells_of_what_can_be_trained_are_what_a_launch_decides():
     """8B on H100: four cards in turns, two are refused by the arithmetic of the launch in every width."""
     assert fewest(MODELS["8b"], CARDS["h100"], 4096) == "4, in turns"
     for config in shared_settings(MODELS["8b"], 2, 4096):
@@ -134,7 +131,7 @@ BEGUN = [
 ]  # fmt: skip
 
 
-def test_phases_of_a_start_fill_the_time_until_the_first_step_is_written() -> None:
+def test_phases_of_a_start_fill_the_time_until_the_first_step_is_written():
     first = {"time": 115.0, "time/wait_batch_s": 3.5}
     assert phases(100.0, BEGUN, first) == {BEGIN: 4.0, "making": 2.0, "loading": 4.0, BATCH: 3.5, STEP: 1.5}
     twice = [{"time": 101.0, "phase": "a"}, {"time": 103.0, "phase": "b"}, {"time": 104.0, "phase": "a"}, *BEGUN[2:]]
@@ -147,7 +144,7 @@ def test_phases_of_a_start_fill_the_time_until_the_first_step_is_written() -> No
     assert by_name[PEER] == [4.0, 6.0] and by_name["phase: b"] == [4.0, 0.0]
 
 
-def test_a_lead_stands_beside_the_median_of_the_synchronous_launches() -> None:
+def test_a_lead_stands_beside_the_median_of_the_synchronous_launches():
     def times(*seconds: float) -> list[StepTime]:
         return [StepTime(step, 100) for step in seconds]
 
@@ -161,7 +158,7 @@ def test_a_lead_stands_beside_the_median_of_the_synchronous_launches() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_every_picture_of_the_chat_page_is_drawn(tmp_path: Path, root: Path) -> None:
+def test_every_picture_of_the_chat_page_is_drawn(tmp_path, root):
     with chromium():
         pass  # skips the test where there is none
     options = ["--quick", f"--out={tmp_path}", f"--run={tmp_path / 'none'}"]

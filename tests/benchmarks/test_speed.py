@@ -1,10 +1,7 @@
 """What the benchmarks of speed count and compare: models, packing, steps and the peer's mathematics, weight updates."""
 
-from __future__ import annotations
-
 import json
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -42,7 +39,7 @@ WIDE = Shape(hidden=512, layers=2, heads=8, kv_heads=4, inner=640, vocabulary=10
 CPU = torch.device("cpu")
 
 
-def test_a_model_has_its_parameters_and_its_folder_the_masters_in_bfloat16(tmp_path: Path) -> None:
+def test_a_model_has_its_parameters_and_its_folder_the_masters_in_bfloat16(tmp_path):
     head = 49152 * 576
     layer = 2 * 576 * 576 + 2 * 192 * 576 + 3 * 1536 * 576 + 2 * 576
     assert SMOLLM2_135M.parameters == head + 30 * layer + 576 == 134_515_008
@@ -54,7 +51,7 @@ def test_a_model_has_its_parameters_and_its_folder_the_masters_in_bfloat16(tmp_p
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
-def test_padding_and_imbalance_are_those_of_a_plan(ranks: int) -> None:
+def test_padding_and_imbalance_are_those_of_a_plan(ranks):
     lengths = packing.draw_lengths(200, seed=1)
     plan = plan_batch(packing.make_sequences([min(length, 4096) for length in lengths]), ranks, 4096)
     fills = [
@@ -66,7 +63,7 @@ def test_padding_and_imbalance_are_those_of_a_plan(ranks: int) -> None:
     assert imbalance(fills, ranks) == pytest.approx(plan.imbalance)
 
 
-def test_packing_by_hand() -> None:
+def test_packing_by_hand():
     assert next_fit([6, 5, 4, 5, 10, 1], 10) == [6, 9, 5, 10, 1]
     assert first_fit([6, 5, 4, 5, 10, 1], 10) == [10, 10, 10, 1]
     assert padding([6, 9, 5], 2, 10) == pytest.approx(1 - 20 / 40), "an empty micro-batch fills the round up"
@@ -80,13 +77,13 @@ def test_packing_by_hand() -> None:
 
 
 @pytest.mark.parametrize("tokens", [1024, 16_384])
-def test_lengths_add_up_and_each_has_a_completion(tokens: int) -> None:
+def test_lengths_add_up_and_each_has_a_completion(tokens):
     lengths = draw_lengths(tokens, 0)
     assert sum(lengths) == tokens and lengths == draw_lengths(tokens, 0) != draw_lengths(tokens, 1)
     assert min(lengths) >= PROMPT_TOKENS + 16 and max(lengths) < LONGEST_TOKENS + PROMPT_TOKENS + 16
 
 
-def test_micro_batches_hold_every_token_and_groups_can_share_a_prompt() -> None:
+def test_micro_batches_hold_every_token_and_groups_can_share_a_prompt():
     batches = micro_batches(draw(4096, 0, 40), 2048)
     assert token_count(batches) == 4096 and len(batches) >= 2
     apart, together = (make_sequences([20] * 8, 40, 10, 4, one_prompt) for one_prompt in (False, True))
@@ -96,7 +93,7 @@ def test_micro_batches_hold_every_token_and_groups_can_share_a_prompt() -> None:
     assert work(TINY.decoder, micro_batches(together, 400)) < work(TINY.decoder, micro_batches(apart, 400))
 
 
-def test_the_peer_pads_on_the_right_and_has_the_gradients_of_ours() -> None:
+def test_the_peer_pads_on_the_right_and_has_the_gradients_of_ours():
     batch = pad(make_sequences([5, 4], 40, 2), CPU)
     assert batch.mask.tolist() == [[1] * 5, [1, 1, 1, 1, 0]]
     assert batch.weights.tolist()[1] == pytest.approx([-0.2, -0.2, 0.0])
@@ -116,7 +113,7 @@ def test_the_peer_pads_on_the_right_and_has_the_gradients_of_ours() -> None:
 
 
 @pytest.mark.slow
-def test_a_rank_alone_makes_a_step() -> None:
+def test_a_rank_alone_makes_a_step():
     in_fresh_process(one_step)
 
 
@@ -132,7 +129,7 @@ def one_step() -> None:
             assert all(bool((new != old).any()) for new, old in zip(after, before, strict=True))
 
 
-def test_the_fastest_setting_and_times_of_an_operation() -> None:
+def test_the_fastest_setting_and_times_of_an_operation():
     slow, quick = Variant("autocast", 2048), Variant("bfloat16", 4096)
     assert fastest({slow: [3.0, 4.0], quick: [1.0, 9.0, 2.0]}) == quick
     assert compared({256: [0.2, 0.2], 1024: [0.4, 0.2]}) == {1024: [2.0, 1.0]}
@@ -140,7 +137,7 @@ def test_the_fastest_setting_and_times_of_an_operation() -> None:
         assert all(load.tokens % length == 0 for length in load.lengths) and all(n % 4 == 0 for n in load.head)
 
 
-def test_memory_of_the_head_that_grows_with_both_is_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_of_the_head_that_grows_with_both_is_what_is_left(monkeypatch):
     def memory(tokens: int, vocabulary: int) -> int:
         return 7 + 3 * tokens + 5 * vocabulary + 4 * tokens * vocabulary
 
@@ -151,7 +148,7 @@ def test_memory_of_the_head_that_grows_with_both_is_what_is_left(monkeypatch: py
 
 @pytest.mark.soak  # in make test: its parts, above
 @pytest.mark.slow
-def test_the_memory_of_the_head_does_not_grow_with_tokens_times_vocabulary() -> None:
+def test_the_memory_of_the_head_does_not_grow_with_tokens_times_vocabulary():
     gradient = 4 * 8192 * head_memory.HIDDEN
     assert head_memory.measured(512, 8192) >= gradient, "that of the weights in float32 is part of it"
     assert head_memory.beside_logits(4096, 16_384)[1] < HEAD_TARGET
@@ -161,7 +158,7 @@ def times(scale: float) -> Times:
     return {"memcpy": [0.01 * scale], "write": [0.02 * scale], "update": [0.2 * scale], "stall": [1.5]}
 
 
-def test_ratios_of_weight_updates_by_hand() -> None:
+def test_ratios_of_weight_updates_by_hand():
     size = Size("s", WIDE, tokens=10)
     rows = {row.name: row for row in of_size(size, 2, {"at rest": times(1.0), "decoding": times(9.0)})}
     write = rows["s, 2 engines: bandwidth of the write, bytes read and written"]
@@ -185,7 +182,7 @@ def test_ratios_of_weight_updates_by_hand() -> None:
     assert parts(2 * MEMCPY_BYTES) == [MEMCPY_BYTES, MEMCPY_BYTES]
 
 
-def test_adapters_that_are_sent_have_the_names_and_shapes_of_the_models() -> None:
+def test_adapters_that_are_sent_have_the_names_and_shapes_of_the_models():
     decoder = Decoder(TINY.decoder)
     assert lora.attach(decoder, ADAPTER_RANK, 32.0) == [name for name, _ in linear_layers(TINY)]
     expected = {name: each.shape for name, each in decoder.named_parameters() if each.requires_grad}

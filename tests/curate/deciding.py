@@ -1,7 +1,5 @@
 """Put rows through a stage of curation, as its runner does."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What becomes of tests, given what solutions print and return."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -44,20 +42,20 @@ SKIPPED = Output(Status.SKIPPED)
     ((7, 7, 7, 6), 0.75, REPLACED), ((7, 7, 7, 6), 0.76, DISAGREEMENT), ((6, 6, SKIPPED), 0.7, KEPT),
     ((7, SKIPPED), 0.7, KEPT),  # one alone overrules nothing, and one that was not run has no say
 ])  # fmt: skip
-def test_one_test_by_what_solutions_return(values: tuple[Any, ...], agreement: float, what: str) -> None:
+def test_one_test_by_what_solutions_return(values, agreement, what):
     done = check_tests([call(6, 3)], gave(*values), agreement)[0]
     assert done.what == what and (done.test is None) == (what == DISAGREEMENT)
     if what == REPLACED:
         assert isinstance(done.test, CallTest) and done.test.expected == 7
 
 
-def test_shares_are_of_all_solutions() -> None:
+def test_shares_are_of_all_solutions():
     best, share = majority_output(call(6, 3), [outputs[0] for outputs in gave(7, 7, FAILED, 8)])
     assert best is not None and best.value == 7 and share == 0.5
     assert majority_output(call(6, 3), [FAILED]) == (None, 0.0)
 
 
-def test_contradictory_tests() -> None:
+def test_contradictory_tests():
     tests = [call(7, 3), call(6, 3), call(6, 3), call(8, 4)]
     outputs = [[Output(Status.PASSED, value=value) for value in (6, 6, 6, 8)]] * 2
     assert [done.what for done in check_tests(tests, outputs, 0.7)] == [CONTRADICTION, KEPT, REPEATED, KEPT]
@@ -65,13 +63,13 @@ def test_contradictory_tests() -> None:
     assert [done.what for done in check_tests(tests, [], 0.7)] == [CONTRADICTION, CONTRADICTION, CONTRADICTION, KEPT]
 
 
-def test_inputs_are_told_apart_by_type() -> None:
+def test_inputs_are_told_apart_by_type():
     assert same_input(call(1, [1, 2]), call(2, [1, 2])) and same_input(call(1, {1, 2}), call(2, {2, 1}))
     assert not same_input(call(1, [1, 2]), call(1, (1, 2))) and not same_input(call(1, 1), call(1, True))
     assert same_input(StdioTest("3\n", "6"), StdioTest("3", "7"))
 
 
-def test_judges_compare_output_and_python_compares_values() -> None:
+def test_judges_compare_output_and_python_compares_values():
     printed = [[Output(Status.PASSED, b"0.3333333 \n")], [Output(Status.PASSED, b"0.3333334\n")]]
     assert check_tests([StdioTest("1", "0.333333")], printed, 0.7)[0].what == KEPT
     assert check_tests([call(True, 1)], gave(1, 1), 0.7, PYTHON)[0].what == KEPT  # as assert f(1) == True does
@@ -80,7 +78,7 @@ def test_judges_compare_output_and_python_compares_values() -> None:
     assert check_tests([call([1, 2], 1)], gave((1, 2), (1, 2)), 0.7, CONTEST)[0].what == KEPT
 
 
-def test_outputs_that_cannot_be_stored() -> None:
+def test_outputs_that_cannot_be_stored():
     assert check_tests([call(6, 3)], gave({1, 2}, {1, 2}), 0.7)[0].what == UNWRITABLE
     assert check_tests([call(6, 3)], gave({1, 2}, {1, 2}), 0.7, PYTHON)[0].what == REPLACED
     assert check_tests([StdioTest("1", "6")], [[Output(Status.PASSED, b"\xff")]] * 2, 0.7)[0].what == DISAGREEMENT
@@ -91,7 +89,7 @@ def test_outputs_that_cannot_be_stored() -> None:
             as_json(value)
 
 
-def test_change_in_place() -> None:
+def test_change_in_place():
     outputs = [[Output(Status.PASSED, value=None, changed=[[1, 2]])]] * 2
     assert check_tests([call([1, 2], [2, 1])], outputs, 0.7)[0].what == KEPT
     done = check_tests([call([2, 1], [2, 1])], outputs, 0.7)[0]

@@ -1,10 +1,7 @@
 """What stages decide of rows, case by case (decisions.jsonl), with real sandboxes where programs are run."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,7 +52,7 @@ def shown(row: dict[str, Any], decision: Decision) -> Any:
 
 @pytest.mark.timeout(360)
 @pytest.mark.parametrize("case", CASES)
-def test_decisions(case: dict[str, Any], tmp_path: Path) -> None:
+def test_decisions(case, tmp_path):
     if "C++" in case["name"] and not shutil.which("g++"):
         pytest.skip("g++ is not installed")
     options = dict(case.get("options", {}))
@@ -68,7 +65,7 @@ def test_decisions(case: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_count_of_tests_that_are_made_fits_what_it_counts() -> None:
+def test_a_count_of_tests_that_are_made_fits_what_it_counts():
     """A count that does not fit fails both solutions, and its test goes."""
     tests = [{"input": "2\n3 9\n", "output": "12\n"}, {"input": "1\n5\n", "output": "5\n"}]
     total = "n = int(input())\nnumbers = list(map(int, input().split()))\nassert len(numbers) == n\nprint(sum(numbers))"
@@ -84,7 +81,7 @@ def test_a_count_of_tests_that_are_made_fits_what_it_counts() -> None:
 
 
 @pytest.mark.slow
-def test_variants_are_read_in_their_language_and_repeated_values_stay_wrapped() -> None:
+def test_variants_are_read_in_their_language_and_repeated_values_stay_wrapped():
     row = {"id": "x", "problem": "Удвой число.", "language": "ru", "domain": "code", "tests": STDIO}
     [decision] = decide("programs", [{**row, "solution": "print(2 * int(input()))"}], variants=True)
     assert isinstance(decision, Kept)
@@ -96,7 +93,7 @@ def test_variants_are_read_in_their_language_and_repeated_values_stay_wrapped() 
     assert len(tests) == 2 and all(isinstance(test, CallTest) and test.wrapped for test in tests)
 
 
-def test_solutions_are_read_in_all_their_shapes() -> None:
+def test_solutions_are_read_in_all_their_shapes():
     row = {"solutions": ["print(1)", {"source": "int main() {}"}, {"language": "C++", "code": "x"}, 7, "print(1)"],
            "solution": "```cpp\nint main() {}\n```"}  # fmt: skip
     assert [(solution.source.strip(), solution.language) for solution in read_solutions(row, read_tests(STDIO))] == [
@@ -106,7 +103,7 @@ def test_solutions_are_read_in_all_their_shapes() -> None:
     assert read_solutions({"solution": "x"}, tests)[0].language == "cpp"
 
 
-def test_inputs_that_are_made_keep_the_shape_and_the_bounds_of_those_that_are_there() -> None:
+def test_inputs_that_are_made_keep_the_shape_and_the_bounds_of_those_that_are_there():
     inputs = ["3 x1 -2\n1.5 word\n", "9\n"]
     made = variants(inputs, 8, "p")
     assert len(set(made)) == len(made) == 8 and not set(made) & set(inputs)
@@ -122,14 +119,14 @@ def test_inputs_that_are_made_keep_the_shape_and_the_bounds_of_those_that_are_th
     assert "1 5\n" not in {test.input for test in others}
 
 
-def test_standing_phrases_are_no_contamination() -> None:
+def test_standing_phrases_are_no_contamination():
     phrase = "can be written as $\\frac{m}{n}$ where $m$ and $n$ are relatively prime positive integers. Find $m+n$."
     dice = read_text(f"The probability that six dice of different colours show no two equal faces in a row {phrase}")
     bug = read_text(f"A bug walks along the edges of a cube until it has seen every corner; the chance {phrase}")
     assert NgramIndex([dice]).sharing(bug) == [] and NgramIndex([dice]).sharing(dice) == [(0, 1.0)]
 
 
-def test_a_text_is_compared_by_tokens_numbers_core_and_drawing() -> None:
+def test_a_text_is_compared_by_tokens_numbers_core_and_drawing():
     text = read_text("Let $x\\leq 10{,}000$ and \\text{ find } \\left( 2.50 \\right)^{} + 007 [asy] dot((1,2)); [/asy]")
     assert text.tokens == ("let", "x", "<", "=", "10000", "and", "find", "(", "2.50", ")", "+", "7")
     assert sorted(text.numbers) == ["10000", "2.50", "7"] and text.core == text.tokens[1:5] + text.tokens[7:]

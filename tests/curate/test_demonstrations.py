@@ -1,7 +1,5 @@
 """Demonstrations out of a run's rollouts and out of graded files."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -34,7 +32,7 @@ def group(name: str, right: list[int], wrong: list[int], failed: int = 0) -> Gro
 
 
 @pytest.fixture
-def run_folder(tmp_path: Path) -> Path:
+def run_folder(tmp_path):
     folder = tmp_path / "run"
     (folder / "rollouts").mkdir(parents=True)
     steps = {
@@ -55,7 +53,7 @@ def select(source: Path, out: Path, *options: str) -> tuple[list[dict[str, Any]]
     return rows, json.loads(out.with_suffix(".report.json").read_text())
 
 
-def test_right_completions_of_a_run(run_folder: Path, tmp_path: Path) -> None:
+def test_right_completions_of_a_run(run_folder, tmp_path):
     rows, report = select(run_folder, tmp_path / "out.jsonl", "--skip-steps=1", "--per-problem=9", "--early=0.34")
     of_a = [row for row in rows if row["id"] == "a"]
     assert len(of_a) == 5 and all("a 0 10" not in row["completion"] for row in of_a)  # short and early
@@ -72,7 +70,7 @@ def test_right_completions_of_a_run(run_folder: Path, tmp_path: Path) -> None:
     assert [file["file"] for file in report["inputs"]] == [f"step_{step}.jsonl" for step in (1, 2, 3, 10)]
 
 
-def test_caps_and_copies(run_folder: Path, tmp_path: Path) -> None:
+def test_caps_and_copies(run_folder, tmp_path):
     options = ("--skip-steps=1", "--per-problem=2", "--copies=3", "--hard=0.8", "--early=0")
     rows, report = select(run_folder, tmp_path / "out.jsonl", *options)
     of_a = [row["completion"] for row in rows if row["id"] == "a"]
@@ -82,7 +80,7 @@ def test_caps_and_copies(run_folder: Path, tmp_path: Path) -> None:
     assert {row["completion"] for row in other if row["id"] == "a"} != set(of_a)
 
 
-def test_a_demonstration_asks_as_its_problem_did(tmp_path: Path) -> None:
+def test_a_demonstration_asks_as_its_problem_did(tmp_path):
     source = tmp_path / "graded.jsonl"
     row = {"problem": "1+1=?", "answer": "2", "reasoning_language": "fr", "response": "<think>Oui</think>2",
            "verdict": "correct"}  # fmt: skip
@@ -91,7 +89,7 @@ def test_a_demonstration_asks_as_its_problem_did(tmp_path: Path) -> None:
     assert {row["reasoning_language"] for row in rows} == {"fr"}
 
 
-def test_repeated_texts_count_once(tmp_path: Path) -> None:
+def test_repeated_texts_count_once(tmp_path):
     source = tmp_path / "in.jsonl"
     right = "<think>Two.</think>\\boxed{4}"
     row = {"id": "x", "problem": "2+2?", "answer": "4", "response": right, "verdict": "correct"}
@@ -102,7 +100,7 @@ def test_repeated_texts_count_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_verdicts_of_the_verifier_are_joined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verdicts_of_the_verifier_are_joined(tmp_path, capsys):
     source, verdicts = tmp_path / "responses.jsonl", tmp_path / "verdicts.jsonl"
     row = {"id": "x", "problem": "2+2?", "answer": "4"}
     answers = ["<think>Two and two are four.</think>It is \\boxed{4}.", "<think>No.</think>\\boxed{5}", "4"]
@@ -116,13 +114,13 @@ def test_verdicts_of_the_verifier_are_joined(tmp_path: Path, capsys: pytest.Capt
     assert main(arguments) == 2 and "responses.jsonl:1: --verdicts has none" in capsys.readouterr().err
 
 
-def test_open_answers_are_not_called_wrong() -> None:
+def test_open_answers_are_not_called_wrong():
     problem, verdicts = Problem("p", "?", "prose", domain="open", hidden=True), (Verdict.OPEN, Verdict.NO_ANSWER)
     graded = [GradedCompletion(0, problem, str(n), 5, verdict, 1) for n, verdict in enumerate(verdicts)]
     assert DemonstrationsStage().choose(graded) == ([], {0: {"of open problems": 2}})
 
 
-def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_input_is_one_line(tmp_path, capsys):
     source, out = tmp_path / "in.jsonl", str(tmp_path / "out.jsonl")
     source.write_text('{"problem": "2+2?", "answer": "4", "response": "4"}\n')
     for arguments, words in (
@@ -139,7 +137,7 @@ def test_bad_input_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         assert words in shown and shown.count("\n") == 1
 
 
-def test_starts_from_prefixes_of_right_completions(run_folder: Path, tmp_path: Path) -> None:
+def test_starts_from_prefixes_of_right_completions(run_folder, tmp_path):
     """Reasoning "<think>hard 0 120" of 17 letters: 0.8 of it is 13, where the blank before the last word stands."""
     options = ("--skip-steps=1", "--per-problem=9", "--early=0", "--start=0.8")
     rows, _ = select(run_folder, tmp_path / "out.jsonl", *options)

@@ -1,7 +1,5 @@
 """Pass rates, clusters of equal answers, and the stages difficulty and labels on hand-made samples."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Sequence
@@ -23,7 +21,7 @@ from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
 RIGHT, WRONG, NONE, LATE = Verdict.CORRECT, Verdict.WRONG, Verdict.NO_ANSWER, Verdict.TIMEOUT
 
 
-def test_samples_of_other_refusals_are_not_gone_on_with(tmp_path: Path) -> None:
+def test_samples_of_other_refusals_are_not_gone_on_with(tmp_path):
     def settings_of(refuse: list[str]) -> dict[str, Any]:
         config = Config.model_validate({"reward": {"refuse": refuse}})
         stage = SimpleNamespace(run_config=config, model_dir=tmp_path, digest="", samples=4)
@@ -50,13 +48,13 @@ def results(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_the_pass_rate_is_over_graded_completions() -> None:
+def test_the_pass_rate_is_over_graded_completions():
     assert pass_rate(samples(RIGHT, WRONG, NONE, RIGHT, LATE)) == 0.5
     assert pass_rate(samples(LATE, Verdict.UNVERIFIABLE)) is None
     assert pass_rate(samples(NONE)) == 0
 
 
-def test_samples_go_into_a_row_and_come_back() -> None:
+def test_samples_go_into_a_row_and_come_back():
     made = [Sample(r"\frac12", RIGHT, 31), Sample(None, NONE, 64)]
     fields = with_samples({"problem": "?", "pass_rate": 0.1, "samples": "old"}, made)
     fields = json.loads(json.dumps(fields))
@@ -65,7 +63,7 @@ def test_samples_go_into_a_row_and_come_back() -> None:
     assert read_samples(row(**fields)) == made and read_pass_rate(row(**fields)) == 0.5
 
 
-def test_of_a_group_only_answers_are_kept_and_no_programs() -> None:
+def test_of_a_group_only_answers_are_kept_and_no_programs():
     def group(domain: str) -> Group:
         completions = [Completion(3, index, 0, token_ids=[1] * (index + 4)) for index in range(2)]
         rewards: list[Reward | None] = [
@@ -88,13 +86,13 @@ def test_of_a_group_only_answers_are_kept_and_no_programs() -> None:
     ("fields", "words"),
     [({}, "lacks 'samples'"), ({"samples": []}, "lacks 'samples'"), ({"samples": [{"answer": "5"}]}, "damaged")],
 )
-def test_rows_that_were_not_sampled_are_refused(fields: dict[str, Any], words: str) -> None:
+def test_rows_that_were_not_sampled_are_refused(fields, words):
     with pytest.raises(DataError, match=rf"problems.jsonl:1.*{words}.*run the stage sample first"):
         read_samples(row(**fields))
 
 
 @pytest.mark.parametrize("rate", ["", True, "high", 1.5])
-def test_a_pass_rate_must_be_a_share(rate: Any) -> None:
+def test_a_pass_rate_must_be_a_share(rate):
     with pytest.raises(DataError, match="lacks 'pass_rate': run the stage sample first"):
         read_pass_rate(row())
     with pytest.raises(DataError, match="between 0 and 1; run the stage sample first"):
@@ -114,19 +112,19 @@ def cluster(answers: list[str], more_than: float) -> tuple[list[str] | None, int
     return (None if found is None else [*found.answers, str(found.size)]), asked
 
 
-def test_different_forms_of_one_answer_count_together() -> None:
+def test_different_forms_of_one_answer_count_together():
     assert cluster(["a1", "b", "a2", "a1", "b"], 2) == (["a1", "a2", "3"], 2)
     assert cluster(["a", "a", "b", "b"], 2) == (None, 1)
     assert cluster([], 0) == (None, 0)
 
 
-def test_no_more_is_asked_than_a_majority_needs() -> None:
+def test_no_more_is_asked_than_a_majority_needs():
     assert cluster(["a"] * 3, 3) == (None, 0)
     assert cluster(["a"] * 5, 3) == (["a", "5"], 0)
     assert cluster(list("abcdefgh"), 5) == (None, 0 + 1 + 2 + 3)  # after a, b, c, d: one each, and 4 left
 
 
-def test_difficulty_keeps_what_is_sometimes_solved(tmp_path: Path) -> None:
+def test_difficulty_keeps_what_is_sometimes_solved(tmp_path):
     rates = [0.0, 0.05, 0.5, 0.9, 0.95, None]
     given = write(tmp_path / "in.jsonl", [{"problem": str(i), "pass_rate": r} for i, r in enumerate(rates)])
     report = runner.run(DifficultyStage(least=0.1), [given], tmp_path / "out.jsonl", quiet=True).report
@@ -138,7 +136,7 @@ def test_difficulty_keeps_what_is_sometimes_solved(tmp_path: Path) -> None:
     assert "pass rate 0.95 is above 0.9" in reasons and "pass rate 0.05 is below 0.1" in reasons
 
 
-def test_difficulty_can_leave_the_samples_out(tmp_path: Path) -> None:
+def test_difficulty_can_leave_the_samples_out(tmp_path):
     given = write(tmp_path / "in.jsonl", [{"problem": "?", "pass_rate": 0.5, "samples": [1]}])
     runner.run(DifficultyStage(without_samples=True), [given], tmp_path / "out.jsonl", quiet=True)
     assert results(tmp_path / "out.jsonl") == [{"problem": "?", "pass_rate": 0.5}]
@@ -149,7 +147,7 @@ def labelled(answer: str, *answers: str | None) -> dict[str, Any]:
     return {"problem": "?", "answer": answer, "samples": msgspec.to_builtins(made)}
 
 
-def test_labels_that_a_majority_contradicts_are_dropped(tmp_path: Path) -> None:
+def test_labels_that_a_majority_contradicts_are_dropped(tmp_path):
     half, mixed = r"\frac{1}{2}", ["0.5", r"\frac12", r"\frac{2}{4}", "3"]
     rows = [
         labelled("7", *mixed),  # three of four say one half, in three ways
@@ -169,7 +167,7 @@ def test_labels_that_a_majority_contradicts_are_dropped(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
-def test_impossible_thresholds_are_told() -> None:
+def test_impossible_thresholds_are_told():
     with pytest.raises(ConfigError, match="--least = 0.9 and --most = 0.5"):
         DifficultyStage(0.9, 0.5)
     with pytest.raises(ConfigError, match="--majority = 0.3"):

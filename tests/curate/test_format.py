@@ -1,9 +1,6 @@
 """The stage format on rows of every kind, and how multiple choice is read."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -18,12 +15,12 @@ FORMATS = read_table("curate/formats")
 CHOICES = "curate/choices"
 
 
-def test_reasons() -> None:
+def test_reasons():
     reasons = reasons_of(FormatStage(workers=1), [case["row"] for case in FORMATS])
     assert reasons == [case["reason"] for case in FORMATS]
 
 
-def test_published_sets_and_other_files_are_read_as_a_launch_reads_them(tmp_path: Path) -> None:
+def test_published_sets_and_other_files_are_read_as_a_launch_reads_them(tmp_path):
     """All sets in one JSON list, and a table whose columns the option names."""
     rows = [each.row for name in SETS for each in SETS[name][:5]]
     bad = [{"query": "1+1?", "reply": "2"}, {"question": "1+1?", "prompt": "2+2?", "answer": "2"}]
@@ -43,20 +40,20 @@ def test_published_sets_and_other_files_are_read_as_a_launch_reads_them(tmp_path
     assert curate(["format", str(tmp_path / "rows.csv"), "--out", str(tmp_path / "b.jsonl"), "--columns", "x=y"]) == 2
 
 
-def test_words_of_an_answer() -> None:
+def test_words_of_an_answer():
     answers = ["4 \\text{ feet}", "\\frac{abc}{2}", "$x^2 + ab$", "三十个苹果", "every prime except 2"]
     assert [count_words(answer) for answer in answers] == [1, 1, 0, 3, 3]
 
 
 @pytest.mark.parametrize("case", read_table(CHOICES, kind="options"))
-def test_options_are_taken_out(case: dict[str, str]) -> None:
+def test_options_are_taken_out(case):
     choices = find_choices(case["text"], "B")
     assert choices is not None
     assert (choices.stem, choices.options) == ("How many?", ["477", "482", "487"])
     assert position_of(choices, "\\text{(B)}") == 1 and not needs_options(choices, "482")
 
 
-def test_an_open_end_is_marked_and_drawings_stay() -> None:
+def test_an_open_end_is_marked_and_drawings_stay():
     asy = '[asy] draw((0,0)); label("(A)"); [/asy]'
     for text, stem in ((f"If $x>0$, then $x^2$= {asy}", f"If $x>0$, then $x^2$= ____.\n{asy}"),
                        ("The number of pairs $(f,m)$ is", "The number of pairs $(f,m)$ is ____.")):  # fmt: skip
@@ -65,16 +62,16 @@ def test_an_open_end_is_marked_and_drawings_stay() -> None:
 
 
 @pytest.mark.parametrize("case", read_table(CHOICES, kind="needs"))
-def test_problems_that_need_their_options(case: dict[str, str]) -> None:
+def test_problems_that_need_their_options(case):
     choices = find_choices(f"{case['stem']}\n(A) 1 (B) {case['option']} (C) 3 (D) 4", "B")
     assert choices is not None and needs_options(choices, case["option"]) == case["why"]
 
 
 @pytest.mark.parametrize("case", read_table(CHOICES, kind="none"))
-def test_labels_that_are_no_options(case: dict[str, str]) -> None:
+def test_labels_that_are_no_options(case):
     assert find_choices(case["text"], case["answer"]) is None
 
 
-def test_letters() -> None:
+def test_letters():
     assert [letter_of(text) for text in ("B", "(b)", "\\text{(B)}", "$\\textbf{B}$", "B.", "B) 5")] == list("BbBBBB")
     assert [letter_of(text) for text in ("BC", "5", "x", "AB=3", "B=2")] == [""] * 5

@@ -1,13 +1,9 @@
 """Translations through a real HTTP endpoint, what is checked of them, and sets that people translated."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,7 +65,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+def api(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "*")
     server = Api()
     with serving(server):
@@ -80,7 +76,7 @@ def translate(api: Api, **options: Any) -> TranslateStage:
     return TranslateStage(api.url, "translator", **{"languages": ["de"], "share": 1.0, "deadline_s": 10.0, **options})
 
 
-def test_problem_is_translated(api: Api) -> None:
+def test_problem_is_translated(api):
     row = {"id": "a", "problem": ENGLISH, "answer": "360", "language": "en"}
     api.replies = [f"<think>bread is Brot</think>\n{GERMAN}\n"]
     decision = decide_rows(translate(api), [row])[0]
@@ -92,7 +88,7 @@ def test_problem_is_translated(api: Api) -> None:
     assert "German" in sent["messages"][0]["content"]
 
 
-def test_unfaithful_translations_are_asked_for_again_and_then_left_out(api: Api) -> None:
+def test_unfaithful_translations_are_asked_for_again_and_then_left_out(api):
     row = {"problem": ENGLISH, "answer": "360"}
     api.replies = [GERMAN.replace("10", "11"), GERMAN]
     assert decide_rows(translate(api), [row])[0].counts == {"translated into de": 1}
@@ -104,14 +100,14 @@ def test_unfaithful_translations_are_asked_for_again_and_then_left_out(api: Api)
     assert decide_rows(translate(api), [row])[0] == Kept([row], {"original kept: refused by the endpoint": 1})
 
 
-def test_endpoint_that_fails_stops_the_stage(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endpoint_that_fails_stops_the_stage(api, monkeypatch):
     monkeypatch.setattr("curate.languages.PAUSE_S", 0.01)
     api.replies = [500]
     with pytest.raises(RunError, match=r"status 500.*the same command goes on"):
         decide_rows(translate(api), [{"problem": ENGLISH, "answer": "360"}])
 
 
-def test_only_a_share_of_english_mathematics(api: Api) -> None:
+def test_only_a_share_of_english_mathematics(api):
     rows = [{"problem": ENGLISH, "answer": "1"} for _ in range(40)]
     rows += [{"problem": FRENCH, "answer": "1", "language": "fr"}, {"problem": ENGLISH, "domain": "code", "tests": [1]}]
     decisions = decide_rows(translate(api, share=0.25), rows)
@@ -119,9 +115,7 @@ def test_only_a_share_of_english_mathematics(api: Api) -> None:
     assert decisions[40] == Kept([rows[40]]) and decisions[41] == Kept([rows[41]])
 
 
-def test_command_sends_the_key_and_keeps_it_out_of_files(
-    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_sends_the_key_and_keeps_it_out_of_files(api, tmp_path, monkeypatch, capsys):
     source = tmp_path / "in.jsonl"
     source.write_text(json.dumps({"problem": ENGLISH, "answer": "360"}) + "\n")
     arguments = ["translate", str(source), "--out", str(tmp_path / "out.jsonl"), "--url", api.url, "--model", "m"]
@@ -136,34 +130,26 @@ def test_command_sends_the_key_and_keeps_it_out_of_files(
     assert main([*arguments[:-1], "tlh"]) == 2 and "'tlh'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("translation", "why"),
-    [
-        (GERMAN, ""),
-        (GERMAN.replace("$12$", "\\(12\\)"), ""),
-        (GERMAN.replace("10", "zehn"), "other numbers"),
-        (GERMAN.replace("x=3", "y=3"), "other formulas"),
-        (GERMAN.replace("$12$", "12"), "other formulas"),
-        (FRENCH, "another language"),
-        (ENGLISH, "another language"),
-        ("$12$ $x=3$ 10", "too few words to tell its language"),
-        (GERMAN + " Lösung: \\boxed{}", "it answers the problem"),
-        (GERMAN + " Jeder Tag ist wie der andere, und so rechnen wir alle zusammen. " * 4, "too short or too long"),
-        ("", "empty"),
-    ],
-)  # fmt: skip
-def test_what_speaks_against_a_translation(translation: str, why: str) -> None:
+@pytest.mark.parametrize(("translation", "why"), [
+    (GERMAN, ""), (GERMAN.replace("$12$", "\\(12\\)"), ""), (GERMAN.replace("10", "zehn"), "other numbers"),
+    (GERMAN.replace("x=3", "y=3"), "other formulas"), (GERMAN.replace("$12$", "12"), "other formulas"),
+    (FRENCH, "another language"), (ENGLISH, "another language"),
+    ("$12$ $x=3$ 10", "too few words to tell its language"), (GERMAN + " Lösung: \\boxed{}", "it answers the problem"),
+    (GERMAN + " Jeder Tag ist wie der andere, und so rechnen wir alle zusammen. " * 4, "too short or too long"),
+    ("", "empty"),
+])  # fmt: skip
+def test_what_speaks_against_a_translation(translation, why):
     assert why_unfaithful(ENGLISH, translation, "de") == why
 
 
-def test_formulas_are_compared_without_spacing_and_words() -> None:
+def test_formulas_are_compared_without_spacing_and_words():
     english = "Let $x \\, = 3$ and \\[ y=2 \\text{ if odd}. \\] Then \\begin{align} a&=b \\end{align} holds."
     other = "Sei $x=3$ und $$y=2\\text{ falls ungerade}$$. Dann gilt \\begin{align}a&=b\\end{align}."
     assert formulas(english) == formulas(other) and sum(formulas(english).values()) == 3
     assert formulas("$x$ and $x$") == Counter({"x": 2})
 
 
-def test_prices_are_no_formulas_and_numbers_are_compared_by_value() -> None:
+def test_prices_are_no_formulas_and_numbers_are_compared_by_value():
     assert not formulas("She pays $5 for the cake and $6 for the rest.")
     english = "He pays 80,000 and 1.50 for .5 litres, twice 3, 4."
     other = "Er zahlt 80.000 und 1,5 für 0,5 Liter, zweimal 3, 4."
@@ -171,16 +157,16 @@ def test_prices_are_no_formulas_and_numbers_are_compared_by_value() -> None:
     assert numbers("1, 2") != numbers("1.2")
 
 
-def test_an_open_answer_is_not_left_behind_in_another_language() -> None:
+def test_an_open_answer_is_not_left_behind_in_another_language():
     row = {"problem": "Prove that ice floats on water.", "answer": "It is less dense than water.", "domain": "open"}
     assert not is_english_math(Row("file:1", 1, row)) and is_english_math(Row("file:1", 1, {**row, "domain": "math"}))
 
 
-def test_reply_without_reasoning_and_fences() -> None:
+def test_reply_without_reasoning_and_fences():
     assert plain_reply("<think>a</think>\n```markdown\nHallo\nWelt\n```") == "Hallo\nWelt" and plain_reply(" a ") == "a"
 
 
-def test_draw_is_even_and_does_not_depend_on_the_order() -> None:
+def test_draw_is_even_and_does_not_depend_on_the_order():
     names = {f"p{number}": ["de", "fr", "ru"] for number in range(100)}
     drawn = assign_languages(names, 0.3, seed=1)
     assert len(drawn) == 30 and set(Counter(drawn.values()).values()) == {10}
@@ -198,7 +184,7 @@ def human_rows() -> list[dict[str, Any]]:
     ]
 
 
-def test_one_language_a_problem() -> None:
+def test_one_language_a_problem():
     rows = human_rows()
     rows[13]["answer"] = "361"  # set/de/3
     rows[24]["problem"] = GERMAN  # set/fr/4
@@ -213,7 +199,7 @@ def test_one_language_a_problem() -> None:
     assert languages["de"] + languages["fr"] in (4, 5) and abs(languages["de"] - languages["fr"]) <= 1
 
 
-def test_rows_that_cannot_be_paired() -> None:
+def test_rows_that_cannot_be_paired():
     row = {"id": "de/set/de", "language": "de", "problem": GERMAN, "answer": "1", "group": "7"}
     with pytest.raises(DataError, match="--key"):
         key_of(Row("file:1", 1, row))

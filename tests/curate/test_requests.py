@@ -1,10 +1,7 @@
 """Which rows ask for a reasoning language, and for which one."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,7 +36,7 @@ def asking(stage: RequestStage, rows: list[dict[str, Any]]) -> dict[str, str]:
     return found
 
 
-def test_shares_ask_for_their_own_and_for_other_languages() -> None:
+def test_shares_ask_for_their_own_and_for_other_languages():
     rows = rows_of(100)
     found = asking(RequestStage(languages=["en", "fr", "de", "zh"], share=0.1, crossed=0.2), rows)
     own = [id for id, asked in found.items() if asked and id.endswith(asked)]
@@ -52,7 +49,7 @@ def test_shares_ask_for_their_own_and_for_other_languages() -> None:
     assert not any(asking(RequestStage(crossed=0.0, share=0.0), rows).values())
 
 
-def test_every_kind_of_problem_asks_and_what_asks_already_stays() -> None:
+def test_every_kind_of_problem_asks_and_what_asks_already_stays():
     rows = [
         {"id": "a", "problem": PROBLEMS["fr"], "answer": "3"},
         {"id": "b", "problem": "Write a program that adds.", "domain": "code", "tests": {}, "language": "en"},
@@ -64,7 +61,7 @@ def test_every_kind_of_problem_asks_and_what_asks_already_stays() -> None:
     assert crossed["b"] == "pt" and {crossed["a"], crossed["c"]} <= {"en", "pt"} and crossed["d"] == "sw"
 
 
-def test_a_response_that_is_there_is_never_asked_for_in_another_language() -> None:
+def test_a_response_that_is_there_is_never_asked_for_in_another_language():
     german = "Hans hat am Anfang zwölf Äpfel, und dann kauft er noch drei davon dazu."
     rows = [
         {"id": "a", "problem": PROBLEMS["de"], "language": "de", "completion": f"<think>{german}</think>3"},
@@ -76,7 +73,7 @@ def test_a_response_that_is_there_is_never_asked_for_in_another_language() -> No
     assert not any(asking(RequestStage(share=0.0, crossed=1.0), rows).values())
 
 
-def test_the_command_reports_by_language_and_its_rows_are_read(tmp_path: Path) -> None:
+def test_the_command_reports_by_language_and_its_rows_are_read(tmp_path):
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in [*rows_of(10), {
         "id": "x", "problem": "1+1=?", "answer": "2", "reasoning_language": "it"}]))  # fmt: skip
@@ -94,7 +91,7 @@ def test_the_command_reports_by_language_and_its_rows_are_read(tmp_path: Path) -
     ({}, {"language": "German"}, "file:1: language 'German' is no code that the language detector knows"),
     ({}, {"reasoning_language": "auto"}, "file:1: reasoning_language 'auto' is no code that the language detector"),
 ])  # fmt: skip
-def test_bad_input_names_what_is_wrong(options: dict[str, Any], row: dict[str, Any], words: str) -> None:
+def test_bad_input_names_what_is_wrong(options, row, words):
     with pytest.raises((ConfigError, DataError)) as raised:
         decide_rows(RequestStage.of(options), [{"id": "1", "problem": "1+1=?", "answer": "2", **row}])
     assert words in str(raised.value)

@@ -1,7 +1,5 @@
 """Stages on files: order, resume, refusals, results; and the command as a process, stopped with Ctrl-C."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json
@@ -70,12 +68,12 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def numbers(tmp_path: Path) -> list[Path]:
+def numbers(tmp_path):
     rows = [{"n": number} for number in range(40)]
     return [write(tmp_path / "a.jsonl", rows[:25]), write(tmp_path / "b.jsonl.gz", rows[25:])]
 
 
-def test_results_keep_the_order_and_count(numbers: list[Path], tmp_path: Path) -> None:
+def test_results_keep_the_order_and_count(numbers, tmp_path):
     stage, out = Numbers(limit=3), tmp_path / "out.jsonl"
     outcome = run(stage, numbers, out, quiet=True)
     assert outcome.decided == 40 and stage.closed == 1 and sorted(stage.asked) == list(range(40))
@@ -92,7 +90,7 @@ def test_results_keep_the_order_and_count(numbers: list[Path], tmp_path: Path) -
     assert str(tmp_path) not in (tmp_path / "out.report.json").read_text()
 
 
-def test_stopped_stage_goes_on_and_ends_the_same(numbers: list[Path], tmp_path: Path) -> None:
+def test_stopped_stage_goes_on_and_ends_the_same(numbers, tmp_path):
     whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     run(Numbers(), numbers, whole, quiet=True)
     with pytest.raises(KeyboardInterrupt):
@@ -108,7 +106,7 @@ def test_stopped_stage_goes_on_and_ends_the_same(numbers: list[Path], tmp_path: 
         assert out.with_suffix(suffix).read_bytes() == whole.with_suffix(suffix).read_bytes()
 
 
-def test_journals_of_earlier_versions_are_read(numbers: list[Path], tmp_path: Path) -> None:
+def test_journals_of_earlier_versions_are_read(numbers, tmp_path):
     out, files = tmp_path / "out.jsonl", OutputFiles(tmp_path / "out.jsonl")
     with pytest.raises(KeyboardInterrupt):
         run(Numbers(stops=True), numbers, out, quiet=True)
@@ -122,14 +120,14 @@ def test_journals_of_earlier_versions_are_read(numbers: list[Path], tmp_path: Pa
     assert read(files.rejected)[0]["rejected"]["detail"] == "n = 1"
 
 
-def test_finished_stage_does_nothing(numbers: list[Path], tmp_path: Path) -> None:
+def test_finished_stage_does_nothing(numbers, tmp_path):
     out = tmp_path / "out.jsonl"
     run(Numbers(), numbers, out, quiet=True)
     stage = Numbers()
     assert run(stage, numbers, out, quiet=True).decided == -1 and not stage.asked
 
 
-def test_other_jobs_are_refused(numbers: list[Path], tmp_path: Path) -> None:
+def test_other_jobs_are_refused(numbers, tmp_path):
     out = tmp_path / "out.jsonl"
     with pytest.raises(KeyboardInterrupt):
         run(Numbers(stops=True, limit=3), numbers, out, quiet=True)
@@ -143,7 +141,7 @@ def test_other_jobs_are_refused(numbers: list[Path], tmp_path: Path) -> None:
     assert run(Numbers(limit=4), numbers, out, restart=True, quiet=True).decided == 40
 
 
-def test_places_that_cannot_be_written(numbers: list[Path], tmp_path: Path) -> None:
+def test_places_that_cannot_be_written(numbers, tmp_path):
     for source in (numbers[0], write(tmp_path / "out.rejected.jsonl", [{"n": 1}])):
         with pytest.raises(ConfigError, match="would overwrite"):
             run(Numbers(), [source], tmp_path / source.name.replace(".rejected", ""), quiet=True)
@@ -161,16 +159,14 @@ def test_places_that_cannot_be_written(numbers: list[Path], tmp_path: Path) -> N
         run(Numbers(), [write(tmp_path / "empty.jsonl", [])], tmp_path / "out.jsonl", quiet=True)
 
 
-def test_lone_surrogates_pass_through(tmp_path: Path) -> None:
+def test_lone_surrogates_pass_through(tmp_path):
     source = tmp_path / "in.jsonl"
     source.write_text('{"n": 2, "text": "\\ud800 ü"}\n')
     run(Numbers(), [source], tmp_path / "out.jsonl", quiet=True)
     assert read(tmp_path / "out.jsonl")[0]["text"] == "\ud800 ü"
 
 
-def test_bad_lines_and_options_are_one_line_with_exit_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_lines_and_options_are_one_line_with_exit_code_2(tmp_path, capsys):
     (tmp_path / "bad.jsonl").write_text('{"problem": "2+2?", "answer": "4"}\n{"problem"\n')
     out = str(tmp_path / "out.jsonl")
     assert main(["format", str(tmp_path / "bad.jsonl"), "--out", out]) == 2
@@ -183,7 +179,7 @@ def test_bad_lines_and_options_are_one_line_with_exit_code_2(
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_help_teaches(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_teaches(name, capsys):
     with pytest.raises(SystemExit) as end:
         main([name, "--help"])
     told = capsys.readouterr().out
@@ -192,7 +188,7 @@ def test_help_teaches(name: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.soak  # in make test: the same within one process, above
 @pytest.mark.slow
-def test_command_is_stopped_and_goes_on(root: Path, tmp_path: Path) -> None:
+def test_command_is_stopped_and_goes_on(root, tmp_path):
     answers = [f"\\sqrt{{{4 * n * n}}}+x^{n}" for n in range(ROWS)]
     rows = [{"id": str(n), "problem": f"What is {n}+{n}?", "answer": answer} for n, answer in enumerate(answers)]
     source, out = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"

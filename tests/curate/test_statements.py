@@ -1,10 +1,7 @@
 """What a problem's words ask for: proofs, several parts, figures, in seven languages; and what only looks like it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -30,23 +27,23 @@ CASES = read_table("curate/statements")
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case['asks']}: {case['text'][:30]}" for case in CASES])
-def test_what_a_text_asks_for(case: dict[str, Any]) -> None:
+def test_what_a_text_asks_for(case):
     assert bool(READERS[case["asks"]](case["text"].replace("ASY", ASY))) is case["does"]
 
 
-def test_answer_with_labelled_parts() -> None:
+def test_answer_with_labelled_parts():
     assert several_parts("Find both.", "(a) 3 (b) 4") and several_parts("Find both.", "a) 3, b) 4")
     assert not several_parts("Find both.", "3, 4") and not several_parts("Find it.", "a + b")
 
 
-def test_drawings_are_blanked_in_place() -> None:
+def test_drawings_are_blanked_in_place():
     text = f"a {ASY} b"
     assert len(without_drawings(text)) == len(text) and without_drawings(text).split() == ["a", "b"]
     assert drawings(text) == [ASY] and not several_parts(text)
 
 
 @pytest.mark.parametrize("piece", [" ", "$", "(A) ", "(", "{", "[asy]", "\\textbf{", "prove ", "\\quad ", "a. ", "1,"])
-def test_hostile_texts_take_no_time(piece: str) -> None:
+def test_hostile_texts_take_no_time(piece):
     text = piece * (10_000 // len(piece))
     started = time.process_time()
     asks_proof(text), several_parts(text), missing_figure(text)
@@ -54,13 +51,13 @@ def test_hostile_texts_take_no_time(piece: str) -> None:
 
 
 @pytest.mark.parametrize("kind", PHRASES)
-def test_tables_of_phrases_are_of_known_languages_and_compile(kind: str) -> None:
+def test_tables_of_phrases_are_of_known_languages_and_compile(kind):
     assert PHRASES[kind].keys() <= {*LANGUAGES, "romance"}
     assert all(phrases and all(phrases) for phrases in PHRASES[kind].values())
     assert compile_phrases(kind).pattern
 
 
-def test_words_end_where_they_are_told_to_except_in_chinese() -> None:
+def test_words_end_where_they_are_told_to_except_in_chinese():
     pattern = compile_phrases("request", before=r"\b", after=r"\b")
     assert pattern.search("FIND it") and not pattern.search("unfindable") and pattern.search("共有多少个")
     assert compile_phrases("no_answer", r"^\W*(?:{})\W*$").match("See solution.")

@@ -1,11 +1,8 @@
 """A dashboard as users start it, and runs for it to show."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -46,7 +43,7 @@ class Dashboard:
 
 
 @pytest.fixture(scope="module")
-def dashboard() -> Iterator[Callable[..., Dashboard]]:
+def dashboard():
     started: list[Dashboard] = []
 
     def start(folder: Path, *options: str) -> Dashboard:

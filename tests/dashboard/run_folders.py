@@ -3,8 +3,6 @@
 Their completions are graded by the real verifiers. Nothing was sampled: texts and log-probs are drawn by a seed.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

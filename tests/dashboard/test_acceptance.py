@@ -1,13 +1,10 @@
 """A real launch with --dashboard: a link, news of its steps within 2 s, and an end with it; and a run of 10,000 steps
 and 1 GB of rollouts: what the first paint takes, how long a search, and how much memory they need."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -35,7 +32,7 @@ def wait_for(launch: Launch, condition: Callable[[], Any]) -> Any:
     return value
 
 
-def test_a_launch_shows_itself(tmp_path: Path) -> None:
+def test_a_launch_shows_itself(tmp_path):
     launch = Launch(tmp_path / "runs", options=("--dashboard",), command="trainer", steps=30)
     link = Link(wait_for(launch, lambda: re.search(r"dashboard: (http://\S+)\n", launch.output))[1])
     [child] = [one for one in psutil.process_iter(["cmdline"])
@@ -69,7 +66,7 @@ def test_a_launch_shows_itself(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """A run of 10,000 steps with every metric, and 10,000 files of 100 kB."""
     folder = tmp_path_factory.mktemp("runs") / "large"
     (folder / "rollouts").mkdir(parents=True)
@@ -88,7 +85,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_ten_thousand_steps_and_a_gigabyte(folder: Path, dashboard: Callable[..., Dashboard]) -> None:
+def test_ten_thousand_steps_and_a_gigabyte(folder, dashboard):
     served = dashboard(folder.parent)
     with chromium() as browser:
         for address, wanted in (("", ".runs tbody tr"), ("large", ".chart canvas"), ("large/rollouts", ".groups li")):

@@ -1,10 +1,6 @@
 """Who may ask the dashboard for what: this machine, by its own name, to read, and nothing outside of the runs."""
 
-from __future__ import annotations
-
 import socket
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import httpx
 import psutil
@@ -13,7 +9,6 @@ from fastapi.testclient import TestClient
 
 from dashboard.__main__ import main, take_port
 from dashboard.app import FILES, create_app
-from tests.dashboard.conftest import Dashboard
 from tests.dashboard.run_folders import write_foreign, write_run
 from tests.tables import read_table
 
@@ -24,7 +19,7 @@ WRONG = ("", "x", "Bearer", "Bearer x", f"Bearer {TOKEN}x", f"Basic {TOKEN}", f'
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+def client(tmp_path_factory):
     folder = tmp_path_factory.mktemp("place")
     (folder / "secret").write_text("secret")
     write_run(folder / "runs/a", steps=12, rollouts=1)
@@ -39,9 +34,7 @@ READ = [row["address"] for row in ADDRESSES if row["is"] == "shown"]
 
 
 @pytest.mark.parametrize("row", ADDRESSES, ids=str)
-def test_runs_are_shown_nothing_outside_of_them_is_reached_and_wrong_questions_are_one_clear_error(
-    client: TestClient, row: dict[str, str]
-) -> None:
+def test_runs_are_shown_nothing_outside_of_them_is_reached_and_wrong_questions_are_one_clear_error(client, row):
     address = row["address"]
     reply = client.get(address)
     if row["is"] == "shown":
@@ -54,12 +47,11 @@ def test_runs_are_shown_nothing_outside_of_them_is_reached_and_wrong_questions_a
         assert "secret" not in reply.text.replace(address, "").replace("/secret", "")
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [{"host": "elsewhere.invalid"}, {"host": "elsewhere.invalid:8400"}, {"host": "127.0.0.1.elsewhere.invalid"},
-     {"origin": "http://elsewhere.invalid"}, {"host": "127.0.0.1:8400", "origin": "null"}],
-)  # fmt: skip
-def test_foreign_names_and_pages_are_refused(client: TestClient, headers: dict[str, str]) -> None:
+@pytest.mark.parametrize("headers", [
+    {"host": "elsewhere.invalid"}, {"host": "elsewhere.invalid:8400"}, {"host": "127.0.0.1.elsewhere.invalid"},
+    {"origin": "http://elsewhere.invalid"}, {"host": "127.0.0.1:8400", "origin": "null"},
+])  # fmt: skip
+def test_foreign_names_and_pages_are_refused(client, headers):
     for path in ("/", "/api/runs", "/api/events", "/dashboard/dashboard.js"):
         assert client.get(path, headers=headers).status_code == 403
     with TestClient(client.app, base_url=URL, client=("192.0.2.7", 5), headers=HEADERS) as other_machine:
@@ -67,7 +59,7 @@ def test_foreign_names_and_pages_are_refused(client: TestClient, headers: dict[s
 
 
 @pytest.mark.parametrize("path", [*READ, "/", "/api/events", "/dashboard/dashboard.js", "/page/prose.css", "/none"])
-def test_another_user_of_the_machine_sees_nothing(client: TestClient, path: str) -> None:
+def test_another_user_of_the_machine_sees_nothing(client, path):
     with TestClient(client.app, base_url=URL, client=("127.0.0.1", 5)) as stranger:
         for headers in [
             {},
@@ -81,7 +73,7 @@ def test_another_user_of_the_machine_sees_nothing(client: TestClient, path: str)
         assert stranger.post(path).status_code == 401
 
 
-def test_the_link_is_exchanged_for_a_cookie(client: TestClient) -> None:
+def test_the_link_is_exchanged_for_a_cookie(client):
     with TestClient(client.app, base_url=URL, client=("127.0.0.1", 5)) as visitor:
         reply = visitor.get(f"/?token={TOKEN}", follow_redirects=False)
         assert (reply.status_code, reply.headers["location"]) == (303, "/")
@@ -96,9 +88,7 @@ def test_the_link_is_exchanged_for_a_cookie(client: TestClient) -> None:
         assert stranger.get(f"/?token={TOKEN}", headers=foreign, follow_redirects=False).status_code == 403
 
 
-def test_each_start_has_a_token_of_its_own_that_is_in_no_list_of_processes(
-    dashboard: Callable[..., Dashboard], tmp_path: Path
-) -> None:
+def test_each_start_has_a_token_of_its_own_that_is_in_no_list_of_processes(dashboard, tmp_path):
     first, second = dashboard(tmp_path), dashboard(tmp_path)
     assert first.token != second.token
     for one, other in ((first, second), (second, first)):
@@ -109,13 +99,13 @@ def test_each_start_has_a_token_of_its_own_that_is_in_no_list_of_processes(
             assert httpx.get(f"{one.url}/api/runs", headers=headers, timeout=60).status_code == status
 
 
-def test_it_only_reads(client: TestClient) -> None:
+def test_it_only_reads(client):
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         for path in ("/", "/api/runs", "/api/runs/a"):
             assert client.request(method, path).status_code == 405
 
 
-def test_the_page_takes_nothing_from_elsewhere(client: TestClient) -> None:
+def test_the_page_takes_nothing_from_elsewhere(client):
     reply = client.get("/")
     policy = reply.headers["content-security-policy"]
     assert "default-src 'none'" in policy and "script-src 'self'" in policy and "trusted-types dompurify" in policy
@@ -125,7 +115,7 @@ def test_the_page_takes_nothing_from_elsewhere(client: TestClient) -> None:
         assert "http://" not in words and "https://" not in words and "innerHTML" not in words, name
 
 
-def test_a_wrong_start_is_one_clear_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_start_is_one_clear_error(tmp_path, capsys):
     assert main([str(tmp_path / "none")]) == 2 and "is no folder" in capsys.readouterr().err
     held = take_port([0])
     assert held is not None

@@ -1,7 +1,5 @@
 """The dashboard that a launch opens: its link, and its end with what opened it (test_acceptance.py: a whole launch)."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time
@@ -39,7 +37,7 @@ def opened(folder: Path) -> Iterator[str]:
         process.communicate()
 
 
-def test_it_ends_with_the_process_that_opened_it(tmp_path: Path) -> None:
+def test_it_ends_with_the_process_that_opened_it(tmp_path):
     write_foreign(tmp_path / "old")
     with opened(tmp_path) as line:
         assert "dashboard: " in line
@@ -52,11 +50,11 @@ def test_it_ends_with_the_process_that_opened_it(tmp_path: Path) -> None:
             time.sleep(0.1)
 
 
-def test_one_that_does_not_start_is_a_warning(tmp_path: Path) -> None:
+def test_one_that_does_not_start_is_a_warning(tmp_path):
     with opened(tmp_path / "none") as line:
         assert "the dashboard did not start" in line
 
 
-def test_the_option_is_no_setting() -> None:
+def test_the_option_is_no_setting():
     settings = str(ROOT / "configs/quickstart.toml")
     assert load(settings, ["--dashboard", "--steps=7"]) == load(settings, ["--steps=7"])

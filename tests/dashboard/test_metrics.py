@@ -1,8 +1,6 @@
 """The numbers of a growing metrics.jsonl as columns: what is read when, over which axis, and what thinning keeps; and
 alarms: a healthy run has none, and each planted fault raises its own."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable
@@ -21,7 +19,7 @@ KEYS = ("reward/mean", "tokens/trained_per_s", "time/step_s", "time/total_s")
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "metrics.jsonl"
 
 
@@ -35,7 +33,7 @@ def looked(columns: MetricColumns, name: str = "reward/mean") -> list[float]:
     return columns.table("train").numbers(name).tolist()
 
 
-def test_a_file_is_read_once_while_it_grows_and_anew_after_a_resume(path: Path) -> None:
+def test_a_file_is_read_once_while_it_grows_and_anew_after_a_resume(path):
     log, columns = MetricsLog(path), MetricColumns(path)
     log.write(1, {"reward/mean": 0.5})
     columns.look()
@@ -55,13 +53,13 @@ def test_a_file_is_read_once_while_it_grows_and_anew_after_a_resume(path: Path) 
     assert columns.tables == {}
 
 
-def test_rows_of_a_step_replace_each_other_and_come_in_order(path: Path) -> None:
+def test_rows_of_a_step_replace_each_other_and_come_in_order(path):
     append(path, *({"step": step, "kind": "train", "a": value} for step, value in ((2, 2), (1, 1), (2, 3))))
     columns = MetricColumns(path)
     assert looked(columns, "a") == [1, 3] and columns.over("train", "step").tolist() == [1, 2]
 
 
-def test_what_is_no_row_is_left_out_and_counted(path: Path) -> None:
+def test_what_is_no_row_is_left_out_and_counted(path):
     append(path, "{broken\n", [1], {"step": "x"}, {"step": 10**30}, {"step": 4, "kind": 7}, "\n")
     append(path, {"step": 5, "a": "text", "b": True, "c": None, "d": 1e308, "e": [1]})
     columns = MetricColumns(path)
@@ -72,7 +70,7 @@ def test_what_is_no_row_is_left_out_and_counted(path: Path) -> None:
     assert len(columns.table("train").columns) == 500, "too many names are not kept"
 
 
-def test_axes_by_hand(path: Path) -> None:
+def test_axes_by_hand(path):
     log, columns = MetricsLog(path), MetricColumns(path)
     log.write(1, dict(zip(KEYS, (0.1, 100.0, 2.0, 1800.0), strict=True)))
     log.write(2, {"time/total_s": 2700.0})  # of a step without speed
@@ -83,7 +81,7 @@ def test_axes_by_hand(path: Path) -> None:
     assert columns.over("evaluation", "time").tolist() == []
 
 
-def test_thinning_keeps_every_spike() -> None:
+def test_thinning_keeps_every_spike():
     x = np.arange(10_000, dtype=float)
     calm, spiked = np.sin(x / 500), np.zeros(10_000)
     spiked[[1234, 5678]] = 9, -9
@@ -141,14 +139,14 @@ FAULTS: dict[str, Fault] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_each_fault_has_its_alarm(name: str) -> None:
+def test_each_fault_has_its_alarm(name):
     faulty = [FAULTS[name](step, row) for step, row in enumerate(HEALTHY, 1)]
     assert names(faulty) == [name]
     alarm = find(look_at(faulty), 3)[0]
     assert len(alarm.advice) > 40 and any(character.isdigit() for character in alarm.seen)
 
 
-def test_a_healthy_run_and_one_without_numbers_have_no_alarm() -> None:
+def test_a_healthy_run_and_one_without_numbers_have_no_alarm():
     for rows in (HEALTHY, [], [{}], [{"reward/mean": float("nan")}] * 50):
         assert names(rows) == []
     assert names(HEALTHY, bound=2) == [], "tokens as old as the bound are allowed"

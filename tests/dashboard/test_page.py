@@ -3,24 +3,19 @@
 With MAESTRALE_SCREENSHOTS=docs/images the pictures of docs/dashboard.md are written anew.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from msgspec.structs import replace
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from dashboard.run_folder import RunFolder
 from dashboard.test_case import write_test
 from shared.metrics import MetricsLog
-from tests.dashboard.conftest import Dashboard
 from tests.dashboard.run_folders import episode, group_of, metrics, tokenizer_of, write_foreign, write_run
 from tests.serve.browser import Visitor, chromium
 from tests.serve.test_page_safety import HOSTILE
@@ -31,7 +26,7 @@ SCREENSHOTS = os.environ.get("MAESTRALE_SCREENSHOTS", "")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     write_foreign(folder / "an-older-run")
     write_run(folder / "apples-lr3e-4", speed=1.6, steps=70, state="crashed", learning_rate=3e-4)
@@ -41,14 +36,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def opened(dashboard: Callable[..., Dashboard], folder: Path) -> Iterator[tuple[Browser, Dashboard]]:
+def opened(dashboard, folder):
     expect.set_options(timeout=120_000)
     with chromium() as browser:
         yield browser, dashboard(folder)
 
 
 @pytest.fixture
-def visit(opened: tuple[Browser, Dashboard]) -> Iterator[Callable[..., Visitor]]:
+def visit(opened):
     """Opens the dashboard at an address; afterwards nothing may have happened that should not."""
     visitors: list[Visitor] = []
 
@@ -74,7 +69,7 @@ def settled(page: Page) -> None:
     page.wait_for_timeout(300)
 
 
-def test_running_finished_crashed_and_foreign_runs(visit: Callable[..., Visitor]) -> None:
+def test_running_finished_crashed_and_foreign_runs(visit):
     page = visit().page
     expect(page.locator(".runs tbody tr")).to_have_count(4)
     rows = page.locator(".runs tbody tr").all()
@@ -103,7 +98,7 @@ def test_running_finished_crashed_and_foreign_runs(visit: Callable[..., Visitor]
     expect(visit("no-such-run").page.get_by_role("alert")).to_have_text("there is no such run here")
 
 
-def test_axes_and_smoothing(visit: Callable[..., Visitor]) -> None:
+def test_axes_and_smoothing(visit):
     page = visit("apples").page
     chart = page.locator(".chart", has=page.get_by_role("heading", name="Reward", exact=True))
     expect(chart.locator("canvas")).to_have_count(1)
@@ -121,7 +116,7 @@ def test_axes_and_smoothing(visit: Callable[..., Visitor]) -> None:
     assert chart.locator("canvas").screenshot() != before
 
 
-def test_a_step_is_seen_while_the_page_is_open(visit: Callable[..., Visitor], folder: Path) -> None:
+def test_a_step_is_seen_while_the_page_is_open(visit, folder):
     """In the list of runs, on the page of the run, and among its rollouts; test_acceptance.py measures how soon."""
     run = folder / "apples"
     pages = [visit("").page, visit("apples").page, visit("apples/rollouts").page]
@@ -139,7 +134,7 @@ def test_a_step_is_seen_while_the_page_is_open(visit: Callable[..., Visitor], fo
         expect(page.locator(told).first).to_contain_text(str(step))
 
 
-def test_a_group_on_one_screen(visit: Callable[..., Visitor]) -> None:
+def test_a_group_on_one_screen(visit):
     page = visit("apples-lr5e-5/rollouts").page
     expect(page.locator(".groups li")).to_have_count(4)
     page.get_by_role("button", name="cut").click()
@@ -178,7 +173,7 @@ def test_a_group_on_one_screen(visit: Callable[..., Visitor]) -> None:
     expect(page.locator("h1")).to_contain_text("group 3 of 4")
 
 
-def test_one_click_copies_a_test_case(visit: Callable[..., Visitor], folder: Path) -> None:
+def test_one_click_copies_a_test_case(visit, folder):
     """test_rollouts.py lets such cases run."""
     visitor = visit("apples-lr5e-5/rollouts/120/1")
     visitor.context.grant_permissions(["clipboard-read", "clipboard-write"])
@@ -191,7 +186,7 @@ def test_one_click_copies_a_test_case(visit: Callable[..., Visitor], folder: Pat
     expect(page.locator(".card").first.get_by_role("status")).to_contain_text("its environment graded it")
 
 
-def test_hostile_texts_are_texts(visit: Callable[..., Visitor], folder: Path) -> None:
+def test_hostile_texts_are_texts(visit, folder):
     """As problem, completion, reason, answer, turn, language, name of a metric and of a setting; 1 MB of them too."""
     run = write_run(folder / "hostile", steps=12, rollouts=0)
     texts = [*HOSTILE.values(), "\x1b[2J\x1b]8;;http://elsewhere.invalid\x07x \u202eevil\u2066", "<b>" * 350_000]
@@ -232,7 +227,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (360, True)])
-def test_axe_finds_nothing_at_any_width(visit: Callable[..., Visitor], width: int, dark: bool) -> None:
+def test_axe_finds_nothing_at_any_width(visit, width, dark):
     page = visit(width=width, height=860 if width > 500 else 740, dark=dark).page
 
     def check(name: str) -> None:
@@ -255,7 +250,7 @@ def test_axe_finds_nothing_at_any_width(visit: Callable[..., Visitor], width: in
     check("keys")
 
 
-def test_a_run_whose_link_is_opened_before_it_begins_appears(visit: Callable[..., Visitor], folder: Path) -> None:
+def test_a_run_whose_link_is_opened_before_it_begins_appears(visit, folder):
     page = visit("later").page
     expect(page.get_by_role("alert")).to_have_text("there is no such run here")
     expect(page.locator("#live")).to_have_text("live")

@@ -1,7 +1,5 @@
 """The index of rollouts, filters and search; groups, tokens, and completions that become test cases."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -27,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def run(tmp_path_factory):
     return RunFolder(write_run(tmp_path_factory.mktemp("runs") / "apples", steps=12, rollouts=4))
 
 
@@ -36,7 +34,7 @@ def groups_of(run: RunFolder, step: int) -> list[Group]:
     return [msgspec.json.decode(line, type=Group) for line in lines]
 
 
-def test_the_index_says_what_is_in_the_file(run: RunFolder) -> None:
+def test_the_index_says_what_is_in_the_file(run):
     assert run.rollouts.steps() == [9, 10, 11, 12]
     for listed, group in zip(run.rollouts.listed(12), groups_of(run, 12), strict=True):
         rewards = [reward for reward in group.rewards if reward is not None]
@@ -54,7 +52,7 @@ def steps_of(hits: dict[str, Any]) -> list[int]:
     return [hit["step"] for hit in hits["hits"]]
 
 
-def test_filters_and_search_go_back_from_the_newest_step(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_filters_and_search_go_back_from_the_newest_step(run, monkeypatch):
     masked = run.rollouts.search("masked", "", None)
     assert steps_of(masked) == [12, 11, 10, 9] and masked["next"] is None
     assert {hit["problem"] for hit in masked["hits"]} == {"episode-3"}
@@ -72,14 +70,14 @@ def test_filters_and_search_go_back_from_the_newest_step(run: RunFolder, monkeyp
 
 @pytest.mark.parametrize("written", ["Задача École", "задача école", "ЗАДАЧА ÉCOLE"])
 @pytest.mark.parametrize("escaped", [False, True])
-def test_capitals_of_every_alphabet_do_not_matter(written: str, escaped: bool, tmp_path: Path) -> None:
+def test_capitals_of_every_alphabet_do_not_matter(written, escaped, tmp_path):
     line = {"prompt": {"problem": {"text": written}}, "completions": [], "rewards": []}
     (tmp_path / "step_1.jsonl").write_text(json.dumps(line, ensure_ascii=escaped) + "\n")
     for text, hits in (("задача", 1), ("École", 1), ("ЗАДАЧА", 1), ("задачи", 0)):
         assert len(Rollouts(tmp_path).search("", text, None)["hits"]) == hits
 
 
-def test_a_file_is_indexed_once_and_again_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_indexed_once_and_again_when_it_changes(tmp_path, monkeypatch):
     kept = Rollouts(tmp_path)
     write_jsonl(tmp_path / "step_1.jsonl", [episode(1)])
     first = kept.index(1)
@@ -93,7 +91,7 @@ def test_a_file_is_indexed_once_and_again_when_it_changes(tmp_path: Path, monkey
     assert sorted(kept._indexes) == [6, 7, 8], "what is kept is bounded"
 
 
-def test_a_huge_step_is_indexed_once_and_listed_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_huge_step_is_indexed_once_and_listed_in_parts(tmp_path, monkeypatch):
     monkeypatch.setattr(Rollouts, "MOST_COMPLETIONS", 40)
     monkeypatch.setattr(Rollouts, "MOST_OF_A_STEP", 30)
     monkeypatch.setattr(rollouts, "MOST_LISTED", 4)
@@ -111,7 +109,7 @@ def test_a_huge_step_is_indexed_once_and_listed_in_parts(tmp_path: Path, monkeyp
     assert len(kept.index(3)) == 31, "lines that hold nothing are bounded, too"
 
 
-def test_lines_that_cannot_be_read_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_that_cannot_be_read_are_told(tmp_path, monkeypatch):
     monkeypatch.setattr(rollouts, "MOST_BYTES_OF_A_LINE", 2000)
     monkeypatch.setattr(growing_file, "MOST_BYTES_OF_A_LINE", 2000)
     good = msgspec.json.encode(episode(1))
@@ -128,7 +126,7 @@ def test_lines_that_cannot_be_read_are_told(tmp_path: Path, monkeypatch: pytest.
             show_group(run, 1, line)
 
 
-def test_links_pipes_and_other_names_are_no_rollouts(tmp_path: Path) -> None:
+def test_links_pipes_and_other_names_are_no_rollouts(tmp_path):
     folder, secret = tmp_path / "rollouts", tmp_path / "secret.jsonl"
     secret.write_text('{"prompt": {"problem": {"text": "secret"}}}\n')
     folder.mkdir()
@@ -142,7 +140,7 @@ def test_links_pipes_and_other_names_are_no_rollouts(tmp_path: Path) -> None:
     assert Rollouts(tmp_path / "other").steps() == []
 
 
-def test_a_group_is_shown_with_every_part_of_its_rewards(run: RunFolder) -> None:
+def test_a_group_is_shown_with_every_part_of_its_rewards(run):
     group, shown = groups_of(run, 12)[0], show_group(run, 12, 0)
     assert shown["problem"]["text"] == group.prompt.problem.text and shown["groups"] == 4
     for one, text, reward in zip(shown["completions"], group.texts, group.rewards, strict=True):
@@ -153,7 +151,7 @@ def test_a_group_is_shown_with_every_part_of_its_rewards(run: RunFolder) -> None
     assert [turn["role"] for turn in turns] == ["policy", "environment", "policy"] and turns[2]["reward"] == 1.0
 
 
-def test_tokens_have_their_texts_versions_and_numbers(run: RunFolder) -> None:
+def test_tokens_have_their_texts_versions_and_numbers(run):
     group = groups_of(run, 12)[1]
     completion, shown = group.completions[0], show_tokens(run, TokenDecoder(), 12, 1, 0, 0)
     assert "".join(shown["pieces"]) == group.texts[0] and shown["ids"] == completion.token_ids
@@ -165,7 +163,7 @@ def test_tokens_have_their_texts_versions_and_numbers(run: RunFolder) -> None:
     assert show_tokens(run, TokenDecoder(), 12, 3, 0, 0)["version"] == [3, None, None, 3]
 
 
-def test_long_texts_and_many_tokens_come_in_parts(tmp_path: Path) -> None:
+def test_long_texts_and_many_tokens_come_in_parts(tmp_path):
     group = episode(1)
     group.turns, group.texts = [], ["x" * 1_000_000, ""]
     group.completions[0].token_ids = list(range(5000))
@@ -179,7 +177,7 @@ def test_long_texts_and_many_tokens_come_in_parts(tmp_path: Path) -> None:
     assert shown["ids"] == list(range(4000, 5000)) and shown["pieces"] is None, "there is no tokenizer"
 
 
-def test_foreign_records_are_shown_as_far_as_they_go(tmp_path: Path) -> None:
+def test_foreign_records_are_shown_as_far_as_they_go(tmp_path):
     run = RunFolder(write_foreign(tmp_path / "old"))
     listed = run.rollouts.listed(3)
     assert listed[0]["marks"] == {"masked": 1} and [one["completions"] for one in listed[1:]] == [0, 0, 0]
@@ -198,7 +196,7 @@ def pytest_on(path: Path, *sources: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_completions_paste_into_a_test_that_runs(run: RunFolder, tmp_path: Path) -> None:
+def test_completions_paste_into_a_test_that_runs(run, tmp_path):
     """Right, wrong, cut and mixed ones of three problems; a test with a verdict that was changed fails."""
     sources = [write_test(run, 12, line, sample) for line in range(3) for sample in range(8)]
     verdicts = {line.split("'")[1] for source in sources for line in source.splitlines() if "verdict ==" in line}
@@ -209,7 +207,7 @@ def test_completions_paste_into_a_test_that_runs(run: RunFolder, tmp_path: Path)
     assert "1 failed, 24 passed" in done.stdout and "answer is right" in done.stdout, done.stdout[-3000:]
 
 
-def test_hostile_texts_stay_texts_in_a_test_case(run: RunFolder, tmp_path: Path) -> None:
+def test_hostile_texts_stay_texts_in_a_test_case(run, tmp_path):
     hostile = '"""\nimport os; os.system("touch pwned")\n\'\'\' \\ \u202e \x1b[2J {0} %s </script>'
     group = groups_of(run, 12)[0]
     group.texts[0] = hostile
@@ -228,7 +226,7 @@ def test_hostile_texts_stay_texts_in_a_test_case(run: RunFolder, tmp_path: Path)
     assert "\u202e" not in source and "\x1b" not in source
 
 
-def test_what_cannot_be_graded_again_says_why(run: RunFolder, tmp_path: Path) -> None:
+def test_what_cannot_be_graded_again_says_why(run, tmp_path):
     old = RunFolder(write_foreign(tmp_path / "old"))
     for why, *place in (("environment graded it", run, 12, 3, 0), ("no grade", run, 12, 3, 1),
                         ("another version", old, 3, 0, 0)):  # fmt: skip

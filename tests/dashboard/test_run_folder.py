@@ -1,7 +1,5 @@
 """What a run folder tells: how it stands, evaluations, who waits for whom, settings that differ; strangers' folders."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -20,7 +18,7 @@ from trainer.run_lock import RunLock
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     write_run(folder / "a", steps=60, rollouts=1)
     write_run(folder / "b", steps=12, rollouts=1, learning_rate=5e-5)
@@ -29,24 +27,23 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("ended", "state"),
-    [("running", "running"), ("crashed", "crashed"), ("finished", "finished"), ("stopped", "stopped"),
-     ("exit code 1", "crashed"), ("exit code 130", "stopped"), ("stopped because something hung", "crashed")],
-)  # fmt: skip
-def test_how_a_run_stands(tmp_path: Path, ended: str, state: str) -> None:
+@pytest.mark.parametrize(("ended", "state"), [
+    ("running", "running"), ("crashed", "crashed"), ("finished", "finished"), ("stopped", "stopped"),
+    ("exit code 1", "crashed"), ("exit code 130", "stopped"), ("stopped because something hung", "crashed"),
+])  # fmt: skip
+def test_how_a_run_stands(tmp_path, ended, state):
     write_lock(tmp_path, ended)
     assert RunFolder(tmp_path).summary()["state"] == state
 
 
-def test_a_real_lock_is_understood(tmp_path: Path) -> None:
+def test_a_real_lock_is_understood(tmp_path):
     lock, run = RunLock(tmp_path), RunFolder(tmp_path)
     assert run.summary()["state"] == "running" and str(os.getpid()) in run.summary()["story"]
     lock.close("exit code 0")
     assert run.summary()["state"] == "finished"
 
 
-def test_a_run_on_another_machine_is_silent_after_a_while(tmp_path: Path) -> None:
+def test_a_run_on_another_machine_is_silent_after_a_while(tmp_path):
     write_lines(tmp_path / "lock", [{"pid": 3, "host": "another", "since": "2026-11-26", "ended": ""}])
     run = RunFolder(tmp_path)
     assert run.summary()["state"] == "running"
@@ -55,7 +52,7 @@ def test_a_run_on_another_machine_is_silent_after_a_while(tmp_path: Path) -> Non
     assert run.summary()["state"] == "silent" and "60 minutes" in run.summary()["story"]
 
 
-def test_the_overview_of_a_run(folder: Path) -> None:
+def test_the_overview_of_a_run(folder):
     told, last = RunFolders(folder).find("a").overview(), metrics(60)
     assert told["run"]["step"] == told["run"]["steps"] == 60 and told["run"]["accuracy"] == last["accuracy"]
     assert told["names"]["entropy"]["unit"] == "nats" and told["names"]["sft/loss"]["kind"] == "sft"
@@ -77,7 +74,7 @@ def open_app(folder: Path) -> TestClient:
                       headers={"Authorization": "Bearer abc"})  # fmt: skip
 
 
-def test_a_name_that_is_not_utf8_hides_only_itself(tmp_path: Path) -> None:
+def test_a_name_that_is_not_utf8_hides_only_itself(tmp_path):
     for name in (b"bad\xff", b"\xed\xa0\x80", "gut-ü".encode(), b"line\nline"):
         folder = os.fsencode(tmp_path) + b"/" + name
         os.mkdir(folder)
@@ -94,7 +91,7 @@ def test_a_name_that_is_not_utf8_hides_only_itself(tmp_path: Path) -> None:
         assert client.get("/api/runs").json()["runs"] == [] and client.get("/api/runs").json()["root"].endswith("bad·")
 
 
-def test_hostile_lines_are_no_rows_and_hostile_numbers_no_figures(tmp_path: Path) -> None:
+def test_hostile_lines_are_no_rows_and_hostile_numbers_no_figures(tmp_path):
     """Lines that are nested too deeply, and an integer that is larger than any float."""
     write_run(tmp_path / "a", steps=3, rollouts=0)
     before = RunFolders(tmp_path).find("a").overview()
@@ -113,7 +110,7 @@ def test_hostile_lines_are_no_rows_and_hostile_numbers_no_figures(tmp_path: Path
     assert len(series["x"]) == 4 and series["values"]["accuracy"][-1] in (None, float("inf"))
 
 
-def test_series_of_a_part_of_an_axis_and_settings_that_differ(folder: Path) -> None:
+def test_series_of_a_part_of_an_axis_and_settings_that_differ(folder):
     run = RunFolders(folder).find("a")
     series = run.series(["reward/mean", "entropy", "unknown"], "step", 800, 10, 12)
     assert series["x"] == [10, 11, 12] and series["values"]["reward/mean"][0] == metrics(10)["reward/mean"]
@@ -125,7 +122,7 @@ def test_series_of_a_part_of_an_axis_and_settings_that_differ(folder: Path) -> N
     assert RunFolders(folder).differences(["a", "old"])["trainer.flavour"] == {"a": None, "old": "vanilla"}
 
 
-def test_a_foreign_run_and_a_damaged_one_are_shown_as_far_as_they_go(folder: Path, tmp_path: Path) -> None:
+def test_a_foreign_run_and_a_damaged_one_are_shown_as_far_as_they_go(folder, tmp_path):
     told = RunFolders(folder).find("old").overview()
     assert told["run"]["state"] == "unknown" and told["run"]["step"] == 19 and told["run"]["steps"] == 50
     assert told["names"].keys() == {"my/score", "reward/mean"} and told["damaged"] == 3
@@ -137,7 +134,7 @@ def test_a_foreign_run_and_a_damaged_one_are_shown_as_far_as_they_go(folder: Pat
     assert told["run"]["state"] == "unknown" and told["names"] == {} and told["settings"] == {}
 
 
-def test_only_runs_are_found_and_only_by_their_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_runs_are_found_and_only_by_their_name(folder, monkeypatch):
     folders = RunFolders(folder)
     assert [run.name for run in folders.all()] == ["a", "b", "old"]
     assert [run.name for run in RunFolders(folder / "a").all()] == ["a"], "one run may be given as the folder"
@@ -155,7 +152,7 @@ def test_only_runs_are_found_and_only_by_their_name(folder: Path, monkeypatch: p
     assert {run.name for run in folders.all()} == {"a", "b", "old"}, "a folder that may not be entered hides no run"
 
 
-def test_the_numbers_in_memory_are_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_numbers_in_memory_are_bounded(folder, monkeypatch):
     monkeypatch.setattr(RunFolders, "MOST_CELLS", 2000)
     folders = RunFolders(folder)
     first, second = folders.find("a"), folders.find("b")
@@ -166,7 +163,7 @@ def test_the_numbers_in_memory_are_bounded(folder: Path, monkeypatch: pytest.Mon
     assert first.columns is None and second.columns is not None, "what was looked at longest ago goes first"
 
 
-def test_a_controller_with_another_title_runs(tmp_path: Path) -> None:
+def test_a_controller_with_another_title_runs(tmp_path):
     code = "import setproctitle, time; setproctitle.setproctitle('a title'); print('on', flush=True); time.sleep(60)"
     room = {"ROOM": "x" * 500}  # the title is written over arguments and environment
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=room) as child:

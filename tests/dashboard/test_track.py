@@ -1,7 +1,5 @@
 """Experiment trackers: each has what a run folder holds, sent by a process that goes on where the last one stopped."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -130,7 +128,7 @@ class InMemory:
 
 
 @pytest.fixture
-def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def offline(tmp_path, monkeypatch):
     """Every tracker writes into this folder, by its own variables; MLflow's tables lie in the working folder."""
     monkeypatch.chdir(tmp_path)
     for name, value in (("PYTHONPATH", f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"), ("WANDB_MODE", "offline"),
@@ -143,7 +141,7 @@ def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def rows(tmp_path, monkeypatch):
     """The folder of a run that has ended after twelve steps; FAULT says what `wandb` does."""
     (tmp_path / "wandb.py").write_text(FAULTY)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}:{os.environ.get('PYTHONPATH', '')}")
@@ -153,7 +151,7 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def tracker(monkeypatch: pytest.MonkeyPatch) -> InMemory:
+def tracker(monkeypatch):
     kept = InMemory()
     monkeypatch.setitem(TRACKERS, "wandb", lambda run: kept)
     return kept
@@ -161,7 +159,7 @@ def tracker(monkeypatch: pytest.MonkeyPatch) -> InMemory:
 
 @pytest.mark.parametrize("name", TRACKERS)
 @pytest.mark.timeout(400)
-def test_a_tracker_has_what_the_run_wrote_and_goes_on_after_a_resume(name: str, offline: Path) -> None:
+def test_a_tracker_has_what_the_run_wrote_and_goes_on_after_a_resume(name, offline):
     """The first launch ends at step 4, the second goes on from step 3 in the same run of the tracker."""
     if find_spec(name) is None:
         pytest.skip(f'the extra "{name}" is not installed')
@@ -185,9 +183,7 @@ def test_a_tracker_has_what_the_run_wrote_and_goes_on_after_a_resume(name: str, 
     assert sorted(cells) == sorted([step, *texts] for step in ("1", "11") for _ in range(4))
 
 
-def test_names_of_trackers_and_a_package_that_is_not_installed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_of_trackers_and_a_package_that_is_not_installed(tmp_path, monkeypatch, capsys):
     assert Config.model_validate({"trackers": list(TRACKERS)}).trackers == list(TRACKERS)
     with pytest.raises(ValueError, match="trackers"):
         Config.model_validate({"trackers": ["comet"]})
@@ -202,24 +198,18 @@ def test_names_of_trackers_and_a_package_that_is_not_installed(
     assert 'pip install "maestrale[mlflow]"' in capsys.readouterr().err
 
 
-def test_cells_of_a_table_in_markdown_mean_nothing_in_it() -> None:
+def test_cells_of_a_table_in_markdown_mean_nothing_in_it():
     assert as_markdown("a|b\n<i>_x_ ") == "a&#124;b<br>&#60;i&#62;&#95;x&#95; " and as_markdown(None) == ""
 
 
-@pytest.mark.parametrize(
-    ("fault", "options", "code", "count", "words"),
-    [
-        ("raises", [], 1, 0, "no route to host"),
-        ("raises at times", [], 1, 9, "4 rows or tables were refused"),
-        ("refuses", [], 1, 0, "error: wandb: ValueError: no key was given"),
-        ("exits", [], 3, 4, ""),
-        ("hangs", ["--within=1"], -signal.SIGALRM, 0, ""),
-        ("hangs at the end", ["--within=1"], -signal.SIGALRM, 13, ""),
-    ],
-)
-def test_the_next_start_sends_what_a_fault_left(
-    fault: str, options: list[str], code: int, count: int, words: str, rows: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("fault", "options", "code", "count", "words"), [
+    ("raises", [], 1, 0, "no route to host"),
+    ("raises at times", [], 1, 9, "4 rows or tables were refused"),
+    ("refuses", [], 1, 0, "error: wandb: ValueError: no key was given"), ("exits", [], 3, 4, ""),
+    ("hangs", ["--within=1"], -signal.SIGALRM, 0, ""),
+    ("hangs at the end", ["--within=1"], -signal.SIGALRM, 13, ""),
+])  # fmt: skip
+def test_the_next_start_sends_what_a_fault_left(fault, options, code, count, words, rows, monkeypatch):
     monkeypatch.setenv("FAULT", fault)
     ended, output = follow(rows, "wandb", *options)
     assert ended == code and words in output and len(sent(rows)) == count
@@ -228,9 +218,7 @@ def test_the_next_start_sends_what_a_fault_left(
     assert sorted(sent(rows)) == sorted([*(f"train {step} 1.0" for step in range(1, 13)), "samples 1 1.0"])
 
 
-def test_an_end_that_fails_is_made_up_for_by_the_next_start(
-    rows: Path, tracker: InMemory, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_end_that_fails_is_made_up_for_by_the_next_start(rows, tracker, capsys):
     tracker.failing = True
     for _ in range(2):  # the second start has no row to send, and closes all the same
         assert track.main([str(rows), "wandb"]) == 1
@@ -241,9 +229,7 @@ def test_an_end_that_fails_is_made_up_for_by_the_next_start(
     assert tracker.steps == list(range(1, 13)) and len(sent(rows)) == 13
 
 
-def test_a_silent_run_on_another_machine_is_followed_until_it_has_ended(
-    rows: Path, tracker: InMemory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_silent_run_on_another_machine_is_followed_until_it_has_ended(rows, tracker, monkeypatch, capsys):
     of_another_machine(rows, "", 1.0)
     monkeypatch.setattr(track.time, "sleep", lambda seconds: of_another_machine(rows, "exit code 0", 1.0))
     assert track.main([str(rows), "wandb"]) == 0 and tracker.closes == [True] and len(tracker.steps) == 12
@@ -252,9 +238,7 @@ def test_a_silent_run_on_another_machine_is_followed_until_it_has_ended(
 
 
 @pytest.mark.parametrize("failing", [False, True])
-def test_ctrl_c_closes_the_tracker_and_is_one_line(
-    failing: bool, rows: Path, tracker: InMemory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_closes_the_tracker_and_is_one_line(failing, rows, tracker, monkeypatch, capsys):
     of_another_machine(rows, "", time.time())
     tracker.failing = failing
     monkeypatch.setattr(track.time, "sleep", Mock(side_effect=KeyboardInterrupt))
@@ -264,7 +248,7 @@ def test_ctrl_c_closes_the_tracker_and_is_one_line(
     assert capsys.readouterr().err == f"{words}\n"
 
 
-def test_it_follows_a_run_and_ends_behind_a_killed_controller(rows: Path) -> None:
+def test_it_follows_a_run_and_ends_behind_a_killed_controller(rows):
     """It ignores the signals that a cluster sends to every process: the run saves first."""
     command = [sys.executable, "-c", CONTROLLER, str(rows)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as controller:
@@ -286,7 +270,7 @@ def test_it_follows_a_run_and_ends_behind_a_killed_controller(rows: Path) -> Non
             controller.kill()
 
 
-def test_lines_and_folders_of_others_are_no_end(rows: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_and_folders_of_others_are_no_end(rows, capsys):
     with (rows / "metrics.jsonl").open("ab") as stream:
         stream.write(b'{"step": 13\n[]\n{"step": 14, "kind": "train", "loss": "low", "lr": 1e400, "stage": true}\n')
     (rows / "rollouts" / "step_11.jsonl").write_text("{}\n")
@@ -297,7 +281,7 @@ def test_lines_and_folders_of_others_are_no_end(rows: Path, capsys: pytest.Captu
     assert "is no folder of a run" in capsys.readouterr().err
 
 
-def test_samples_are_bounded_and_come_with_every_tenth_step(rows: Path, tracker: InMemory) -> None:
+def test_samples_are_bounded_and_come_with_every_tenth_step(rows, tracker):
     launch(rows, 0, train_rows(22), 1, "exit code 0")
     for step in range(1, 23):
         write_jsonl(rows / "rollouts" / f"step_{step}.jsonl", [group_of("x" * 10_000)] * 16)
@@ -306,9 +290,7 @@ def test_samples_are_bounded_and_come_with_every_tenth_step(rows: Path, tracker:
     assert all(len(row[2]) == 2000 and row[3:] == ["5", "correct", 1.25, "5 = 5"] for row in tracker.tables[1])
 
 
-def test_the_end_of_a_tracker_is_one_warning_and_it_has_a_time_to_end(
-    rows: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_of_a_tracker_is_one_warning_and_it_has_a_time_to_end(rows, monkeypatch):
     """A launch waits for it last of all, and kills one that is stopped."""
     at_exit, warned, config = Mock(), list[str](), Config(name="run", runs_dir=str(rows.parent), trackers=["wandb"])
     monkeypatch.setattr(trackers, "atexit", at_exit)

@@ -3,8 +3,6 @@
 W&B has none for its offline files: they are LevelDB logs of its protocol buffers, which its own classes parse.
 """
 
-from __future__ import annotations
-
 import html
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run's side of the environment "agent" for tests, and agents that are real programs."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from collections.abc import AsyncGenerator, Sequence

@@ -4,8 +4,6 @@ prepare.options = { kinds = ["reverse-text", "alphabet-sort", "openenv", "mcp"],
 The data sets of verifiers' environments have the columns of the real ones: "prompt"; "names".
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,8 +1,6 @@
 """A server of the Model Context Protocol for tests: `python mcp_server.py [PORT]`, stdio without a port. It prints its
 port when it listens (0: a free one)."""
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

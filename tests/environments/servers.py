@@ -1,8 +1,6 @@
 """Other people's programs for tests of environments, each in an environment of its own (`make install-clients` and, by
 hand, what docs/environments/verifiers.md and openenv.md say)."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

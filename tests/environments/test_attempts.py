@@ -1,7 +1,5 @@
 """The environments "retry" and "feedback", which give a policy further attempts, with the real verifier and sandbox."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 
@@ -57,9 +55,7 @@ def completion(program: str) -> Action:
         (390, 390, (0.0, 0.0), (0, 0)),
     ],
 )
-async def test_progress_is_paid_and_told(
-    first: int, second: int, rewards: tuple[float, float], made: tuple[int, int]
-) -> None:
+async def test_progress_is_paid_and_told(first, second, rewards, made):
     one, two = await play(Retry, PRODUCT, answer(first), answer(second))
     assert (one.reward, two.reward) == rewards and not one.done and two.done
     assert one.messages[0].text.startswith("There might be an error in the solution above") and not one.info
@@ -68,18 +64,18 @@ async def test_progress_is_paid_and_told(
     assert two.solved == bool(r2) and two.info == {"first_right": r1, "second_right": r2, **change}
 
 
-async def test_weights_and_words_of_retry_can_be_chosen() -> None:
+async def test_weights_and_words_of_retry_can_be_chosen():
     options = {"alpha": 0.5, "first": 0.25, "instruction": "Look again."}
     one, two = await play(Retry, PRODUCT, answer(391), answer(390), **options)
     assert (one.reward, two.reward, one.messages[0].text) == (0.25, -0.5, "Look again.")
 
 
-async def test_an_answer_without_a_verdict_ends_the_episode_ungraded() -> None:
+async def test_an_answer_without_a_verdict_ends_the_episode_ungraded():
     with pytest.raises(Failed, match="the checker hung"):
         await play(Retry, PRODUCT, answer(391), grade=no_verdict)
 
 
-async def test_the_failing_test_is_told_until_the_program_is_right() -> None:
+async def test_the_failing_test_is_told_until_the_program_is_right():
     first, second, last = await play(Feedback, DOUBLE, *map(completion, (WRONG, "print(1 / 0)", RIGHT)), attempts=4)
     [message] = first.messages
     assert message.role == "user" and message.text.startswith("a test failed: printed '4\\n'")
@@ -88,12 +84,12 @@ async def test_the_failing_test_is_told_until_the_program_is_right() -> None:
     assert last.done and not last.messages and last.info == {"right": 1.0} and Feedback.verified
 
 
-async def test_the_last_attempt_is_graded_by_the_verifier_alone() -> None:
+async def test_the_last_attempt_is_graded_by_the_verifier_alone():
     turns = [completion(WRONG)] * 2
     first, last = await play(Feedback, DOUBLE, *turns, attempts=2, instruction="No: {message}")
     assert first.messages[0].text.startswith("No: a test failed") and last.done and not last.info
 
 
-async def test_feedback_on_other_domains_is_refused_since_a_message_names_the_answer() -> None:
+async def test_feedback_on_other_domains_is_refused_since_a_message_names_the_answer():
     with pytest.raises(Failed, match='domain "code", not math'):
         await play(Feedback, PROBLEM, completion("3"), grade=no_grade)

@@ -1,8 +1,6 @@
 """The environment and the agent of the documentation work as they stand there, and every environment is listed with its
 options, by its page and by `python -m environments`."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -31,7 +29,7 @@ def first_program(page: Path) -> str:
     return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[0]
 
 
-async def test_the_environment_of_the_page_runs(tmp_path: Path) -> None:
+async def test_the_environment_of_the_page_runs(tmp_path):
     (tmp_path / "rooms.py").write_text(first_program(PAGE), encoding="utf-8")
     host = EnvironmentHost(EnvironmentSettings(plugins=[str(tmp_path / "rooms.py")]), RewardWeights(), no_grade)
     try:
@@ -45,7 +43,7 @@ async def test_the_environment_of_the_page_runs(tmp_path: Path) -> None:
         await host.end()
 
 
-async def test_the_agent_of_its_page_runs(tmp_path: Path) -> None:
+async def test_the_agent_of_its_page_runs(tmp_path):
     code = first_program(PAGE.parent / "environments" / "agent.md")
     async with agent(command=program(tmp_path, code)) as episode:
         first, second, end = await play(episode, [action("<think>a</think>4"), action("5")])
@@ -55,7 +53,7 @@ async def test_the_agent_of_its_page_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ready())
-def test_every_ready_environment_has_a_page_with_its_options(name: str) -> None:
+def test_every_ready_environment_has_a_page_with_its_options(name):
     page = (PAGE.parent / "environments" / f"{name}.md").read_text(encoding="utf-8")
     assert f"environments/{name}.md" in PAGE.read_text(encoding="utf-8")
     for option in ENVIRONMENTS[name].make.Options.model_fields:
@@ -63,7 +61,7 @@ def test_every_ready_environment_has_a_page_with_its_options(name: str) -> None:
         assert shared or f"`{option}`" in page, f"{name}.md does not tell the option {option}"
 
 
-def test_every_environment_and_every_option_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_environment_and_every_option_is_listed(capsys):
     assert main([]) == 0
     text = capsys.readouterr().out
     heads = [line for line in text.splitlines() if line and not line.startswith(" ")]
@@ -76,7 +74,7 @@ def test_every_environment_and_every_option_is_listed(capsys: pytest.CaptureFixt
     assert numbers in text and "environment.options.search.corpus  (needed)" in text and "<class" not in text
 
 
-def test_plug_in_files_are_listed_too_and_what_is_wrong_is_told(tmp_path: Path) -> None:
+def test_plug_in_files_are_listed_too_and_what_is_wrong_is_told(tmp_path):
     def run(text: str) -> subprocess.CompletedProcess[str]:
         (tmp_path / "mine.py").write_text(text)
         command = [sys.executable, "-m", "environments", str(tmp_path / "mine.py")]

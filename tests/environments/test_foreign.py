@@ -1,11 +1,8 @@
 """Other people's programs, unmodified, in the environments that are made for them: they get scripted turns.
 tests/examples/test_agent.py has one of the openai package, tests/system/test_agents.py has them in launches."""
 
-from __future__ import annotations
-
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,13 +55,13 @@ async def answer_questions(url: str) -> None:
     assert (await ask(url, QUESTION, "7"))[-1].reward == 1.0
 
 
-async def test_an_agent_of_langgraph_plays() -> None:
+async def test_an_agent_of_langgraph_plays():
     with agents("langgraph_agent.py", python("agents", "langgraph", "langchain_openai")) as url:
         await answer_questions(url)
 
 
 @pytest.mark.parametrize("environment", ["verifiers", "verifiers4"])
-async def test_environments_of_verifiers(tmp_path: Path, environment: str) -> None:
+async def test_environments_of_verifiers(tmp_path, environment):
     with verifiers_agents(tmp_path, environment) as url:
         rows = (tmp_path / HUB["reverse-text"] / "train.jsonl").read_text().splitlines()
         await reverse_text(url, json.loads(rows[3])["prompt"])
@@ -90,14 +87,14 @@ async def alphabet_sort(url: str) -> None:
     assert seen[-1].done and seen[-1].reward == 1.0
 
 
-async def test_a_server_of_openenv() -> None:
+async def test_a_server_of_openenv():
     with openenv() as url:
         seen = await act(OpenEnv, {"url": url, "action": "guess", "observation": "hint"}, "3", "7", "6")
     assert texts(seen) == ["Find the number.\n\nfrom 1 to 8", "higher", "lower", "right"]
     assert [one.reward for one in seen] == [None, 0.0, 0.0, 1.0] and [one.done for one in seen].index(True) == 3
 
 
-async def test_the_clock_of_mcp_s_reference_servers() -> None:
+async def test_the_clock_of_mcp_s_reference_servers():
     command = f"{python('agents', 'mcp_server_time')} -m mcp_server_time --local-timezone UTC"
     asked = {"source_timezone": "UTC", "time": "03:00", "target_timezone": "Asia/Tokyo"}
     calls = [call_text("convert_time", json.dumps({**asked, **more})) for more in ({}, {"target_timezone": "Mars"})]

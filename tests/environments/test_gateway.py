@@ -1,8 +1,6 @@
 """The environment "agent" and its gateway, with real processes and sockets; the turns are scripted. Beside agents there
 are strangers: other users of the machine, without a key. tests/examples/test_agent.py has a server of agents."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os
@@ -105,7 +103,7 @@ async def run(folder: Path, text: str, *turns: Any, **options: Any) -> list[Obse
         return await play(episode, [action(turn) if isinstance(turn, str) else turn for turn in turns])
 
 
-async def test_an_agent_of_openai_s_client_talks_calls_tools_streams_and_tells_its_reward(tmp_path: Path) -> None:
+async def test_an_agent_of_openai_s_client_talks_calls_tools_streams_and_tells_its_reward(tmp_path):
     """It reads the results of its calls in their order, whatever the order in which it sends them."""
     call = '<tool_call>\n{"name": "add", "arguments": {"b": %d, "a": 2}}\n</tool_call>'
     turns = f"So:\n{call % 3}\n{call % 4}", "<think>\nhm\n</think>\n4", "<think>a</think>Fünf"
@@ -119,7 +117,7 @@ async def test_an_agent_of_openai_s_client_talks_calls_tools_streams_and_tells_i
     assert (end.reward, end.done, end.solved, end.messages) == (1.0, True, True, [])
 
 
-async def test_the_reward_comes_by_http_or_from_the_verifier(tmp_path: Path) -> None:
+async def test_the_reward_comes_by_http_or_from_the_verifier(tmp_path):
     post = "ask([x]); post('/reward', {'reward': 0.25, 'solved': False}); time.sleep(600)"
     end = (await run(tmp_path, PLAIN + post, "5"))[-1]
     assert (end.reward, end.solved, end.done) == (0.25, False, True)
@@ -127,7 +125,7 @@ async def test_the_reward_comes_by_http_or_from_the_verifier(tmp_path: Path) -> 
     assert (end.reward, end.solved, end.done) == (1.0, True, True)
 
 
-async def test_what_fails_costs_the_episode_with_a_reason(tmp_path: Path) -> None:
+async def test_what_fails_costs_the_episode_with_a_reason(tmp_path):
     async def fail(rest: str, reason: str, folder: Path) -> None:
         folder.mkdir()
         async with agent(command=program(folder, PLAIN + rest)) as episode:
@@ -142,7 +140,7 @@ async def test_what_fails_costs_the_episode_with_a_reason(tmp_path: Path) -> Non
     await asyncio.gather(*(fail(*row, tmp_path / str(number)) for number, row in enumerate(WRONG.items())))
 
 
-async def test_an_agent_that_runs_out_of_memory_is_told_as_such(tmp_path: Path) -> None:
+async def test_an_agent_that_runs_out_of_memory_is_told_as_such(tmp_path):
     """In a memory control group of its own, where this user may make one."""
     group = Path("/sys/fs/cgroup/memory", f"test-{os.getpid()}")
     if not group.parent.is_dir():
@@ -161,7 +159,7 @@ async def test_an_agent_that_runs_out_of_memory_is_told_as_such(tmp_path: Path) 
         group.rmdir()
 
 
-async def test_closing_an_episode_refuses_its_request_and_ends_the_agent(tmp_path: Path) -> None:
+async def test_closing_an_episode_refuses_its_request_and_ends_the_agent(tmp_path):
     file = tmp_path / "error"
     text = f"try: ask([x])\nexcept SystemExit as error: open({str(file)!r}, 'w').write(str(error))\ntime.sleep(600)"
     async with agent(command=program(tmp_path, PLAIN + text)) as episode:
@@ -175,7 +173,7 @@ async def test_closing_an_episode_refuses_its_request_and_ends_the_agent(tmp_pat
     assert "409" in file.read_text() and "the turn was cut" in file.read_text()
 
 
-async def test_a_client_that_speaks_tokens_gets_what_was_sampled(tmp_path: Path) -> None:
+async def test_a_client_that_speaks_tokens_gets_what_was_sampled(tmp_path):
     turns = action("a", [10, 1], [-0.5, -0.25]), action("b", [11, 1], [-1.0, -2.0])
     first, second, end = await run(tmp_path, PLAIN + TOKENS, *turns)
     assert first.token_ids == [3, 4, 5] and second.token_ids == [6, 7]
@@ -186,7 +184,7 @@ async def test_a_client_that_speaks_tokens_gets_what_was_sampled(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_the_response_is_one_of_vllm() -> None:
+def test_the_response_is_one_of_vllm():
     from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateTokensResponse
 
     given = TurnGiven("key", 1, token_ids=[10, 1], logprobs=[-0.5, -0.25])
@@ -196,7 +194,7 @@ def test_the_response_is_one_of_vllm() -> None:
     assert [(token.token_id, token.logprob) for token in choice.logprobs.content] == [(10, -0.5), (1, -0.25)]
 
 
-async def test_a_key_is_known_before_its_agent_begins() -> None:
+async def test_a_key_is_known_before_its_agent_begins():
     """A request that overtakes its key, as on a busy machine, would be refused as a stranger's."""
     pid = (await open_session("127.0.0.1")).gateway.child.pid
     os.kill(pid, signal.SIGSTOP)
@@ -209,7 +207,7 @@ async def test_a_key_is_known_before_its_agent_begins() -> None:
     assert (await opening).events.empty()
 
 
-async def test_episodes_load_no_certificates_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_episodes_load_no_certificates_again(monkeypatch):
     """That takes 50 ms, in which nothing else goes on: with hundreds of episodes a step, as long as the step."""
     loaded = []
     whole = ssl.create_default_context
@@ -221,9 +219,7 @@ async def test_episodes_load_no_certificates_again(monkeypatch: pytest.MonkeyPat
     assert len(loaded) <= 1
 
 
-async def test_a_gateway_that_dies_or_freezes_costs_the_episodes_under_way_and_is_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_gateway_that_dies_or_freezes_costs_the_episodes_under_way_and_is_started_again(tmp_path, monkeypatch):
     monkeypatch.setattr(helpers, "_ends", {})
     command = program(tmp_path, PLAIN + "print(json.dumps({'reward': float(ask([x]) == '5')}))")
     async with agent(command=command) as first, agent(command=command) as second:
@@ -244,7 +240,7 @@ async def test_a_gateway_that_dies_or_freezes_costs_the_episodes_under_way_and_i
     assert frozen.startswith("the gateway for agents gave no answer for 0.5 s: killed (1 so far)")
 
 
-async def test_an_address_where_nothing_can_listen_is_told() -> None:
+async def test_an_address_where_nothing_can_listen_is_told():
     with pytest.raises(ConfigError, match=r"environment.options.agent.address = '192.0.2.1'"):
         await open_session("192.0.2.1")
 
@@ -257,7 +253,7 @@ GENERATE = {"token_ids": [1], "sampling_params": {"temperature": 1.0, "logprobs"
 
 
 @pytest.mark.parametrize("row", read_table("environments/refused_requests"), ids=str)
-def test_what_asks_for_what_is_not_there_is_refused_by_name(row: dict[str, Any]) -> None:
+def test_what_asks_for_what_is_not_there_is_refused_by_name(row):
     assert read_chat(CHAT).messages == [AgentMessage("user", "a")] and read_tokens(GENERATE).token_ids == [1]
     read, good = (read_chat, CHAT) if row["of"] == "chat" else (read_tokens, GENERATE)
     with pytest.raises(GatewayRefusal, match=row["named"]):
@@ -302,7 +298,7 @@ async def reply_to(session: AgentSession, *parts: bytes) -> bytes:
     return b""
 
 
-async def test_the_gateway_refuses_strangers_and_large_bodies_and_two_requests_at_once() -> None:
+async def test_the_gateway_refuses_strangers_and_large_bodies_and_two_requests_at_once():
     async with episode() as (session, client):
 
         async def ask_again() -> None:
@@ -323,7 +319,7 @@ async def test_the_gateway_refuses_strangers_and_large_bodies_and_two_requests_a
         assert await answer(session, client, ask_again) == "hello"
 
 
-async def test_headers_without_end_are_cut_off_and_take_no_memory() -> None:
+async def test_headers_without_end_are_cut_off_and_take_no_memory():
     begin = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n"
     floods = {
         "one header": [begin + b"X: ", *[b"a" * (1 << 20)] * 200],
@@ -345,7 +341,7 @@ async def test_headers_without_end_are_cut_off_and_take_no_memory() -> None:
         assert await answer(session, client) == "hello"
 
 
-async def test_idle_connections_of_strangers_cost_no_agent_its_turn() -> None:
+async def test_idle_connections_of_strangers_cost_no_agent_its_turn():
     """One agent has asked before they came, another one comes while they are there."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     count = STRANGERS + 1000 if hard == resource.RLIM_INFINITY else min(STRANGERS + 1000, hard - 200)
@@ -371,7 +367,7 @@ async def test_idle_connections_of_strangers_cost_no_agent_its_turn() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def test_strangers_are_counted_and_late_requests_of_an_agent_are_not() -> None:
+async def test_strangers_are_counted_and_late_requests_of_an_agent_are_not():
     async with episode() as (session, client):
         late = await open_session("127.0.0.1")
         late.close("it was cut")
@@ -386,7 +382,7 @@ async def test_strangers_are_counted_and_late_requests_of_an_agent_are_not() -> 
         assert refused.total == before + 3 and "key, at the gateway" in refused.last
 
 
-async def test_an_episode_has_a_few_connections_and_takes_no_other_s() -> None:
+async def test_an_episode_has_a_few_connections_and_takes_no_other_s():
     """With bodies that never come; the oldest connections are closed for newer ones."""
     async with episode() as (greedy, _), episode() as (session, client):
         head = b"POST /v1/reward HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\nContent-Length: 9\r\n\r\n"

@@ -1,7 +1,5 @@
 """Environments of plug-in files that go wrong: each costs its own episode, and leaves no process behind."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random
@@ -157,7 +155,7 @@ async def check_failure(episodes: Episodes, kind: str, completion: Completion) -
     assert not reward.verdict.graded and reward.reason == failure
 
 
-async def test_what_goes_wrong_costs_its_own_episode_and_says_why(tmp_path: Path) -> None:
+async def test_what_goes_wrong_costs_its_own_episode_and_says_why(tmp_path):
     """All at once in one process, beside sound episodes whose calls are under way when it ends: these are made again
     and say the same as when they are alone. A second process is for what is asked alone; neither is left behind."""
     kinds = [kind for kind, (reason, _) in WRONG.items() if reason == "crash"]
@@ -176,8 +174,8 @@ async def test_what_goes_wrong_costs_its_own_episode_and_says_why(tmp_path: Path
 
 
 async def test_an_answer_after_its_deadline_costs_its_own_episode_and_the_next_one_has_another_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, monkeypatch
+):
     """threaded: its methods are not async, and one blocks its thread. Beside what blocks the whole process is one that
     does not, and is not to blame."""
     monkeypatch.setattr(hosts, "GRACE_S", 1.0)
@@ -191,7 +189,7 @@ async def test_an_answer_after_its_deadline_costs_its_own_episode_and_the_next_o
         assert (await play(episodes, "ends")).finish_reason == "stop" and processes(episodes) != before
 
 
-async def test_what_an_environment_says_cannot_be_a_control_token_and_is_cut(tmp_path: Path) -> None:
+async def test_what_an_environment_says_cannot_be_a_control_token_and_is_cut(tmp_path):
     async with playing(tmp_path, max_turns=2) as episodes:
         chat = episodes.chat
         control = {chat.tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>", "<|im_start|>", "<think>")}
@@ -203,7 +201,7 @@ async def test_what_an_environment_says_cannot_be_a_control_token_and_is_cut(tmp
         assert second.start - first.end == len(plain) + 50
 
 
-async def test_an_environment_that_does_not_repeat_itself_begins_anew_and_gives_up(tmp_path: Path) -> None:
+async def test_an_environment_that_does_not_repeat_itself_begins_anew_and_gives_up(tmp_path):
     """Its process is killed between two turns: the replay says other tokens, so the completion starts anew."""
     async with playing(tmp_path, step_s=60.0) as episodes:
         prompt = await episodes.open(prompt_of(episodes, "forgets"))
@@ -219,9 +217,7 @@ async def test_an_environment_that_does_not_repeat_itself_begins_anew_and_gives_
         assert "did not repeat itself 3 times" in completion.turns[-1].failure
 
 
-async def test_a_process_that_is_killed_between_turns_is_replaced_and_the_instance_repeated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_process_that_is_killed_between_turns_is_replaced_and_the_instance_repeated(tmp_path, monkeypatch):
     monkeypatch.setattr(deaths.helpers, "_ends", {})
     async with playing(tmp_path, step_s=60.0, max_turns=3) as episodes:
         whole = await play(episodes, "goes on", 5)
@@ -238,24 +234,18 @@ async def test_a_process_that_is_killed_between_turns_is_replaced_and_the_instan
         assert line.startswith("a process of environment.plugins was killed by signal 9 (SIGKILL)"), line
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "words"),
-    [
-        ("faulty", {"limits": 2}, "environment.options.faulty.limits: there is no such option"),
-        ("agent", {}, "either command or url"),
-        ("agent", {"url": "http://x", "address": "::"}, "one interface"),
-        ("openenv", {}, "environment.options.openenv.url"),
-        ("mcp", {}, "either a command or a url"),
-        ("mcp", {"command": "a", "url": "http://b"}, "either a command or a url"),
-        ("mcp", {"command": "a 'b"}, "No closing quotation"),
-        ("mcp", {"command": "server", "variables": ["MAPS_TOKEN"]}, 'variables names "MAPS_TOKEN"'),
-        ("mcp", {"url": "http://x", "key_variable": "MAPS_TOKEN"}, 'key_variable = "MAPS_TOKEN"'),
-        ("nowhere", {}, "environment.plugins names"),
-    ],
-)
-async def test_wrong_options_are_told_at_the_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, options: dict[str, Any], words: str
-) -> None:
+@pytest.mark.parametrize(("name", "options", "words"), [
+    ("faulty", {"limits": 2}, "environment.options.faulty.limits: there is no such option"),
+    ("agent", {}, "either command or url"),
+    ("agent", {"url": "http://x", "address": "::"}, "one interface"),
+    ("openenv", {}, "environment.options.openenv.url"), ("mcp", {}, "either a command or a url"),
+    ("mcp", {"command": "a", "url": "http://b"}, "either a command or a url"),
+    ("mcp", {"command": "a 'b"}, "No closing quotation"),
+    ("mcp", {"command": "server", "variables": ["MAPS_TOKEN"]}, 'variables names "MAPS_TOKEN"'),
+    ("mcp", {"url": "http://x", "key_variable": "MAPS_TOKEN"}, 'key_variable = "MAPS_TOKEN"'),
+    ("nowhere", {}, "environment.plugins names"),
+])  # fmt: skip
+async def test_wrong_options_are_told_at_the_start(tmp_path, monkeypatch, name, options, words):
     monkeypatch.delenv("MAPS_TOKEN", raising=False)
     (tmp_path / "faulty.py").write_text(FILE)
     plugins = [str(tmp_path / f"{name}.py")] if name in ("faulty", "nowhere") else []
@@ -265,7 +255,7 @@ async def test_wrong_options_are_told_at_the_start(
     await host.end()
 
 
-async def test_instances_of_a_process_that_ended_are_lost(tmp_path: Path) -> None:
+async def test_instances_of_a_process_that_ended_are_lost(tmp_path):
     """Also when it runs again; and when it cannot start, the next episode tries it anew."""
     file, act, first, second = tmp_path / "mine.py", Action("", ""), (0, 0), (0, 1)
     file.write_text(FILE)

@@ -1,7 +1,5 @@
 """The environment "mcp" with a real server of the `mcp` package, started by a command and over HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import os
@@ -38,7 +36,7 @@ GIVEN_UP = "the MCP server of environment.options.mcp.command gave no answer for
 
 
 @pytest.fixture(autouse=True)
-def no_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_ends(monkeypatch):
     """No process of another test has ended."""
     monkeypatch.setattr(helpers, "_ends", {})
 
@@ -76,7 +74,7 @@ async def check_tools(episode: Any) -> None:
     assert failed.startswith("Error: ") and "fail" in failed and "there is no tool 'subtract'" in unknown
 
 
-async def test_the_tools_of_a_command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+async def test_the_tools_of_a_command(monkeypatch, capfd):
     """It gets the variables that are named and no others, what it writes to standard error is clean, and it ends with
     its episode; test_orphans.py says that it ends with the process that started it, too."""
     monkeypatch.setenv("MAPS_TOKEN", "hidden-1")
@@ -94,13 +92,13 @@ async def test_the_tools_of_a_command(monkeypatch: pytest.MonkeyPatch, capfd: py
     assert "hello ·]0;title· end" in errors
 
 
-async def test_the_tools_of_an_address() -> None:
+async def test_the_tools_of_an_address():
     with printing([sys.executable, str(SERVER), "0"]) as lines:
         async with episodes(begin=False, url=f"http://127.0.0.1:{int(next(lines))}/mcp") as [episode]:
             await check_tools(episode)
 
 
-async def test_each_episode_has_a_server_of_its_own() -> None:
+async def test_each_episode_has_a_server_of_its_own():
     async with episodes(2, command=COMMAND) as [first, second]:
         assert [await noted(first, "a"), await noted(second, "b")] == ["a", "b"]
         await first.close()
@@ -108,7 +106,7 @@ async def test_each_episode_has_a_server_of_its_own() -> None:
         assert await noted(first, "c") == "c"
 
 
-async def test_a_shared_server_stays_and_is_replaced_where_it_ends_while_it_is_still_in_use() -> None:
+async def test_a_shared_server_stays_and_is_replaced_where_it_ends_while_it_is_still_in_use():
     async with episodes(2, command=COMMAND, shared=True) as [first, second]:
         assert [await noted(first, "a"), await noted(second, "b")] == ["a", "a,b"]
         for episode in (first, second):
@@ -123,7 +121,7 @@ async def test_a_shared_server_stays_and_is_replaced_where_it_ends_while_it_is_s
         assert await noted(second, "d") == "d"
 
 
-async def test_some_tools_only_and_slow_calls() -> None:
+async def test_some_tools_only_and_slow_calls():
     async with episodes(begin=False, command=COMMAND, tools=["wait"], call_s=0.5) as [episode]:
         assert '"note"' not in (await episode.reset(PROBLEM, 0)).messages[0].text
         unknown, slow = await answers(episode, ("note", {"text": "a"}), ("wait", {"seconds": 2.0}))
@@ -136,7 +134,7 @@ async def test_some_tools_only_and_slow_calls() -> None:
 @pytest.mark.parametrize("options", [
     {"command": "/no/such/server"}, {"command": f"{sys.executable} -c pass"}, {"url": "http://127.0.0.1:9/mcp"},
 ])  # fmt: skip
-async def test_a_server_that_does_not_start_costs_the_episode(options: dict[str, str]) -> None:
+async def test_a_server_that_does_not_start_costs_the_episode(options):
     async with episodes(begin=False, **options) as [episode]:
         with pytest.raises(Failed, match="the MCP server cannot be used"):
             await episode.reset(PROBLEM, 0)
@@ -147,8 +145,8 @@ async def test_a_server_that_does_not_start_costs_the_episode(options: dict[str,
     [(signal.SIGKILL, 60.0, "has ended"), (signal.SIGSTOP, 3.0, "gave no answer for 3 s: given up")],
 )
 async def test_a_server_that_dies_between_calls_or_answers_nothing_is_told_and_replaced(
-    monkeypatch: pytest.MonkeyPatch, number: int, call_s: float, how: str
-) -> None:
+    monkeypatch, number, call_s, how
+):
     monkeypatch.setattr(mcp_tools, "WATCH_S", 0.2)
     async with episodes(2, command=COMMAND, shared=True, call_s=call_s) as [first, second]:
         assert await answers(first, ("wait", {"seconds": 1.0}), ADD) == ["waited", "3"]
@@ -165,9 +163,7 @@ async def test_a_server_that_dies_between_calls_or_answers_nothing_is_told_and_r
             await asyncio.sleep(0.05)
 
 
-async def test_a_shared_server_that_stops_while_it_starts_is_given_up_and_replaced(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_a_shared_server_that_stops_while_it_starts_is_given_up_and_replaced(monkeypatch, tmp_path):
     command = f"bash -c 'test -e {tmp_path}/begun && exec {COMMAND}; touch {tmp_path}/begun; exec sleep 600'"
     monkeypatch.setattr(mcp_tools, "START_S", 1.0)
     async with episodes(3, begin=False, command=command, shared=True) as [first, second, third]:
@@ -180,9 +176,7 @@ async def test_a_shared_server_that_stops_while_it_starts_is_given_up_and_replac
 
 
 @pytest.mark.parametrize("command", ["sleep 600", "yes", "cat /dev/zero"])
-def test_a_server_that_starts_badly_is_given_up_though_its_transport_never_ends(
-    monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+def test_a_server_that_starts_badly_is_given_up_though_its_transport_never_ends(monkeypatch, command):
     """The package's own shutdown waits for what a server writes; here it hangs altogether."""
     from mcp.client import stdio
 
@@ -212,7 +206,7 @@ def test_a_server_that_starts_badly_is_given_up_though_its_transport_never_ends(
 
 
 @pytest.mark.parametrize("row", read_table("environments/mcp_secrets"), ids=str)
-def test_a_secret_in_a_command_or_an_address_is_refused_and_not_repeated(row: dict[str, Any]) -> None:
+def test_a_secret_in_a_command_or_an_address_is_refused_and_not_repeated(row):
     """named: what the refusal names; "" where nothing is a secret."""
     options, name = row["options"], row["named"]
     if not name:
@@ -224,7 +218,7 @@ def test_a_secret_in_a_command_or_an_address_is_refused_and_not_repeated(row: di
     assert "hush" not in text and ('= "NAME"' in text or '["NAME"]' in text or "without values" in text)
 
 
-async def test_a_list_of_tools_without_end_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_list_of_tools_without_end_is_cut(monkeypatch):
     """A server that always has another page."""
     client = AsyncMock()
     client.__aenter__.return_value = client
@@ -242,9 +236,7 @@ async def test_a_list_of_tools_without_end_is_cut(monkeypatch: pytest.MonkeyPatc
     ("shared", "ended", "others", "closed"),
     [(False, False, 0, 1), (False, False, 1, 0), (True, False, 0, 0), (True, True, 0, 1), (True, True, 1, 0)],
 )
-async def test_a_session_is_closed_by_the_last_that_can_use_it(
-    shared: bool, ended: bool, others: int, closed: int
-) -> None:
+async def test_a_session_is_closed_by_the_last_that_can_use_it(shared, ended, others, closed):
     episode = new(Mcp, command="server", shared=shared)
     episode.session = session = SimpleNamespace(users=1 + others, ended=ended, close=AsyncMock())
     await episode.close()
@@ -277,7 +269,7 @@ async def hostile(*reply: bytes, **options: Any) -> tuple[str, str]:
     return requests[0], str(failed.value)
 
 
-async def test_replies_of_a_hostile_server_are_neither_unpacked_nor_read_without_end() -> None:
+async def test_replies_of_a_hostile_server_are_neither_unpacked_nor_read_without_end():
     packed = gzip.compress(gzip.compress(bytes(1 << 28)))
     head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
     assert "Content-Encoding" in (await hostile(head + b"Content-Encoding: gzip, gzip\r\n\r\n", packed))[1]
@@ -287,7 +279,7 @@ async def test_replies_of_a_hostile_server_are_neither_unpacked_nor_read_without
     await hostile(stream + b"\r\ndata: ", *[b"a" * (1 << 20)] * 200)
 
 
-async def test_an_address_gets_the_key_of_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_address_gets_the_key_of_its_variable(monkeypatch):
     monkeypatch.setenv("MAPS_TOKEN", "hidden-1")
     request, _ = await hostile(b"HTTP/1.1 401 X\r\nContent-Length: 0\r\n\r\n", key_variable="MAPS_TOKEN")
     assert "authorization: bearer hidden-1" in request and "accept-encoding: identity" in request

@@ -1,7 +1,5 @@
 """The environment "openenv" against a small server that speaks its wire."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -47,7 +45,7 @@ async def run(*turns: str, url: str = "", **options: str) -> list[Observation]:
             await environment.close()
 
 
-async def test_an_episode_by_one_field() -> None:
+async def test_an_episode_by_one_field():
     first, wrong, second, end = await run("<think>x</think>word", "2", "3", action="guess", observation="hint")
     assert [message.text for message in first.messages] == ["Find it.\n\nseed 7"]
     assert [message.text for message in wrong.messages] == ["Error: guess: no number"] and wrong.reward == 0
@@ -55,21 +53,18 @@ async def test_an_episode_by_one_field() -> None:
     assert end.done and end.reward == 1.0
 
 
-async def test_an_episode_in_json() -> None:
+async def test_an_episode_in_json():
     _, wrong, end = await run("three", '{"guess": "3"}')
     assert "JSON object" in wrong.messages[0].text and not wrong.done
     assert end.done and [message.text for message in end.messages] == ['{"hint": "right"}']
 
 
-@pytest.mark.parametrize(
-    ("turn", "options", "reason"),
-    [
-        ("die", {"action": "guess"}, "no answer to step: ConnectionClosed"),
-        ('{"other": 1}', {}, "the server says of step: guess: no number"),
-        ("2", {"action": "guess", "observation": "clue"}, "KeyError: 'clue'"),
-        ("2", {"url": "http://127.0.0.1:1"}, "ws://127.0.0.1:1/ws does not answer"),
-    ],
-)
-async def test_what_fails_costs_the_episode(turn: str, options: dict[str, str], reason: str) -> None:
+@pytest.mark.parametrize(("turn", "options", "reason"), [
+    ("die", {"action": "guess"}, "no answer to step: ConnectionClosed"),
+    ('{"other": 1}', {}, "the server says of step: guess: no number"),
+    ("2", {"action": "guess", "observation": "clue"}, "KeyError: 'clue'"),
+    ("2", {"url": "http://127.0.0.1:1"}, "ws://127.0.0.1:1/ws does not answer"),
+])  # fmt: skip
+async def test_what_fails_costs_the_episode(turn, options, reason):
     with pytest.raises(Failed, match=reason):
         await run(turn, **options)

@@ -1,12 +1,9 @@
 """Whatever agents, MCP servers and plug-ins have started ends with the controller, however that ends."""
 
-from __future__ import annotations
-
 import os
 import select
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -43,7 +40,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("name", ["agent", "mcp", "starts"])
-def test_what_a_command_or_a_plugin_starts_ends_with_the_controller(tmp_path: Path, name: str, root: Path) -> None:
+def test_what_a_command_or_a_plugin_starts_ends_with_the_controller(tmp_path, name, root):
     """A process in a session of its own, below a shell, and that of a plug-in; all of them hold one end of a pipe."""
     line, script, plugin = tmp_path / "line", tmp_path / "run.sh", tmp_path / "plugin.py"
     os.mkfifo(line)

@@ -1,7 +1,5 @@
 """The environment "search" over SQLite's index: ranking, pages, what an index is made of, and when again."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -31,7 +29,7 @@ Call = tuple[str, dict[str, Any]]
 
 
 @pytest.fixture
-def corpus(tmp_path: Path) -> Path:
+def corpus(tmp_path):
     return written(tmp_path / "corpus.jsonl", ROWS)
 
 
@@ -52,7 +50,7 @@ def read(name: str, **page: int) -> Call:
     return "open", {"id": name, **page}
 
 
-def test_the_best_documents_come_first_and_can_be_read(corpus: Path) -> None:
+def test_the_best_documents_come_first_and_can_be_read(corpus):
     queries = ["Oslo, or a city in Norway with capitals", "RAINS, cafe?", '"NEAR( AND * -x" OR title:oslo', "xylophone"]
     best, rain, odd, none, paris = texts(corpus, *map(query, queries), read("3"))
     order = [line for line in best.splitlines() if line.startswith("[")]
@@ -62,7 +60,7 @@ def test_the_best_documents_come_first_and_can_be_read(corpus: Path) -> None:
     assert texts(corpus, query("norway"), results=1)[0].count("[") == 1
 
 
-def test_long_documents_have_pages_and_mistakes_are_told(corpus: Path) -> None:
+def test_long_documents_have_pages_and_mistakes_are_told(corpus):
     *pages, four, zero = texts(corpus, *(read("oslo", page=page) for page in (1, 2, 3, 4, 0)))
     assert "".join(page.split("\n", 1)[1] for page in pages).split() == ROWS[0]["text"].split()
     assert pages[0].startswith("Oslo (page 1 of 3)") and four == "Error: the document has 3 pages" and "page" in zero
@@ -70,7 +68,7 @@ def test_long_documents_have_pages_and_mistakes_are_told(corpus: Path) -> None:
     assert "no document with the id 'rome'" in missing and "the query has no words" in empty
 
 
-def test_an_index_is_made_once_and_again_when_the_file_changes(corpus: Path) -> None:
+def test_an_index_is_made_once_and_again_when_the_file_changes(corpus):
     with ThreadPoolExecutor(4) as threads:
         assert set(threads.map(index_of, [corpus] * 8)) == {Path(f"{corpus}.fts5")}
     made = Path(f"{corpus}.fts5").stat().st_ino
@@ -83,7 +81,7 @@ def test_an_index_is_made_once_and_again_when_the_file_changes(corpus: Path) -> 
     assert sorted(path.name for path in corpus.parent.iterdir()) == ["corpus.jsonl", "corpus.jsonl.fts5"]
 
 
-def test_a_folder_that_cannot_be_written_is_left_alone(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_be_written_is_left_alone(corpus, monkeypatch):
     monkeypatch.setattr(search.os, "access", lambda folder, mode: folder != corpus.parent)
     path = index_of(corpus)
     assert path.parent != corpus.parent and index_of(corpus) == path
@@ -116,9 +114,7 @@ PLANTED: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("how", PLANTED)
-def test_an_index_that_another_user_can_have_made_is_not_taken(
-    corpus: Path, how: str, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_index_that_another_user_can_have_made_is_not_taken(corpus, how, capfd):
     if how == "of another user" and os.geteuid() != 0:
         pytest.skip("only root can give a file away")
     corpus.parent.chmod(0o1777)
@@ -130,17 +126,12 @@ def test_an_index_that_another_user_can_have_made_is_not_taken(
     assert index_of(corpus).parent != corpus.parent and f"{path} is not used: " in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ('{"text": "a", "id": "x"}\n{"text": "b", "id": "x"}\n', ":2: the id 'x' is there twice"),
-        ('{"title": "a"}\n', ":1 lacks 'text'"),
-        ('{"text": "a"}\n' + "[" * 100_000 + "\n", ":2 is nested too deeply"),
-        (None, "there is no such file"),
-    ],
-    ids=["two ids", "no text", "deep", "no file"],
-)
-def test_mistakes_of_the_file_name_setting_and_line(tmp_path: Path, text: str | None, told: str) -> None:
+@pytest.mark.parametrize(("text", "told"), [
+    ('{"text": "a", "id": "x"}\n{"text": "b", "id": "x"}\n', ":2: the id 'x' is there twice"),
+    ('{"title": "a"}\n', ":1 lacks 'text'"),
+    ('{"text": "a"}\n' + "[" * 100_000 + "\n", ":2 is nested too deeply"), (None, "there is no such file"),
+], ids=["two ids", "no text", "deep", "no file"])  # fmt: skip
+def test_mistakes_of_the_file_name_setting_and_line(tmp_path, text, told):
     path = tmp_path / "bad.jsonl"
     if text is not None:
         path.write_text(text)
@@ -152,7 +143,7 @@ def test_mistakes_of_the_file_name_setting_and_line(tmp_path: Path, text: str | 
         texts(path)
 
 
-def test_its_command_makes_the_index_before_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_its_command_makes_the_index_before_a_run(tmp_path, capsys):
     path = tmp_path / "corpus.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"text": "Rome"}\n'))
     assert [main(given) for given in ([str(path)], [], ["--help"], ["a", "b"])] == [0, 2, 0, 2]

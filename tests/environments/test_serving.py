@@ -1,9 +1,6 @@
 """A model is served in the tokens in which it was trained: system prompts, tools, calls, results, whole histories."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,9 +35,7 @@ def tools_of(environment: Any) -> Any:
 
 @pytest.mark.parametrize("control", [[], CONTROL])
 @pytest.mark.parametrize("name", test_turns.ENDS)
-async def test_training_and_serving_say_the_same(
-    tmp_path: Path, name: str, control: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_training_and_serving_say_the_same(tmp_path, name, control, monkeypatch):
     monkeypatch.setattr(test_turns, "CONTROL", [*test_turns.CONTROL, *control])
     chat, environment = test_turns.chat_of(tmp_path, name), new(Sums)
     [told] = (await environment.reset(PROBLEM, 0)).messages
@@ -65,7 +60,7 @@ async def test_training_and_serving_say_the_same(
 
 
 @pytest.mark.parametrize("name", test_turns.ENDS)
-async def test_system_prompts_are_joined_as_in_training(tmp_path: Path, name: str) -> None:
+async def test_system_prompts_are_joined_as_in_training(tmp_path, name):
     chat, environment = test_turns.chat_of(tmp_path, name), new(Sums)
     [told] = (await environment.reset(PROBLEM, 0)).messages
     prompts = PromptFormat(chat, Data(system_prompt="Be brief."))
@@ -77,7 +72,7 @@ async def test_system_prompts_are_joined_as_in_training(tmp_path: Path, name: st
 
 @pytest.mark.parametrize("opened", [False, True])
 @pytest.mark.parametrize("name", test_turns.ENDS)
-def test_a_whole_history_is_served_as_it_was_trained(tmp_path: Path, name: str, opened: bool) -> None:
+def test_a_whole_history_is_served_as_it_was_trained(tmp_path, name, opened):
     """Whatever the template drops, and wherever the model writes blanks; its message comes back as it was told."""
     chat = test_turns.chat_of(tmp_path, name)
     if opened:  # as if the template opened the reasoning
@@ -104,7 +99,7 @@ def test_a_whole_history_is_served_as_it_was_trained(tmp_path: Path, name: str, 
         assert PromptRenderer(chat, "Be brief.").render(read, "") != trained, "other models see no reasoning again"
 
 
-def test_the_card_of_an_export_says_whether_histories_were_whole(tmp_path: Path) -> None:
+def test_the_card_of_an_export_says_whether_histories_were_whole(tmp_path):
     rows = tmp_path / "rows.jsonl"
     for row, settings, history in [
         ({"problem": "?", "answer": "1"}, {}, ""),

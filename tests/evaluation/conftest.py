@@ -1,9 +1,7 @@
 """Servers that say what a test tells them, in the plain shape of OpenAI's API, and evaluations of them."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,7 +21,7 @@ Plain = Callable[..., "PlainServer"]
 
 
 @pytest.fixture(autouse=True)
-def one_checker(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_checker(monkeypatch):
     """A process that checks answers takes seconds to start: one for each evaluation, not one for each core."""
     monkeypatch.setattr("evaluation.__main__.worker_count", lambda _: 1)
 
@@ -59,7 +57,7 @@ class PlainServer:
 
 
 @pytest.fixture
-def plain() -> Iterator[Plain]:
+def plain():
     """plain(answer): a running server."""
     with ExitStack() as stack:
 

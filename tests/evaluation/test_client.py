@@ -1,12 +1,9 @@
 """What another try may help, when, and what a server said."""
 
-from __future__ import annotations
-
 import json
 import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,7 +18,7 @@ from evaluation.tables import compare, read_run
 from oversight.players import ModelPlayer, read_replies
 from oversight.prompts import Ask
 from shared.chat_endpoint import ChatEndpoint, HttpStatus, explain_error, read_count, refused_parameter
-from tests.evaluation.conftest import Plain, evaluate, records, write_rows
+from tests.evaluation.conftest import evaluate, records, write_rows
 from tests.serve.conftest import running
 from tests.tables import read_table
 
@@ -41,14 +38,14 @@ async def ask(url: str, **settings: float) -> tuple[str, int]:
     return str(got.reply.choices[0].message.content), got.tries
 
 
-async def test_retry_after_is_honoured(plain: Plain) -> None:
+async def test_retry_after_is_honoured(plain):
     server = plain(lambda _, call: "yes" if call else JSONResponse({}, 429, {"Retry-After": "2"}))
     began = time.monotonic()
     assert await ask(server.url) == ("yes", 2)
     assert time.monotonic() - began >= 2
 
 
-def test_retry_after_as_number_and_date() -> None:
+def test_retry_after_as_number_and_date():
     soon = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
     assert retry_after_s(httpx.Headers({"Retry-After": "7"})) == 7
     assert 27 < (retry_after_s(httpx.Headers({"Retry-After": soon})) or 0) <= 30
@@ -57,14 +54,14 @@ def test_retry_after_as_number_and_date() -> None:
         assert retry_after_s(httpx.Headers({"Retry-After": value})) is None
 
 
-async def test_tries_have_an_end(plain: Plain) -> None:
+async def test_tries_have_an_end(plain):
     server = plain(lambda *_: JSONResponse({"detail": "busy"}, 503, {"Retry-After": "0"}))
     with pytest.raises(NoResponse, match="status 503: busy") as failed:
         await ask(server.url, tries=3)
     assert failed.value.tries == len(server.requests) == 3
 
 
-async def test_a_slow_server_has_a_deadline(plain: Plain) -> None:
+async def test_a_slow_server_has_a_deadline(plain):
     with pytest.raises(NoResponse, match=r"no response in 0.2 s|Timeout"):
         await ask(plain(lambda *_: time.sleep(0.6) or "late").url, tries=1, deadline_s=0.2)
 
@@ -73,7 +70,7 @@ async def test_a_slow_server_has_a_deadline(plain: Plain) -> None:
     ({"error": {"message": "bad", "code": "nope"}}, "status 400: bad", "nope"),
     (next(row["body"] for row in REFUSALS if not row["refused"]), "too large", ""),
 ])  # fmt: skip
-async def test_refusals_are_not_repeated(plain: Plain, body: dict[str, Any], words: str, code: str) -> None:
+async def test_refusals_are_not_repeated(plain, body, words, code):
     """A refused value is no refused parameter."""
     server = plain(lambda *_: JSONResponse(body, 400))
     with pytest.raises(RequestRefused, match=words) as refused:
@@ -86,14 +83,14 @@ async def test_refusals_are_not_repeated(plain: Plain, body: dict[str, Any], wor
     (Response(b"[" * 200_000, media_type="application/json"), ""),
     (Response("upstream connect error", 200), ": upstream connect error"),
 ])  # fmt: skip
-async def test_what_is_no_chat_completion(plain: Plain, reply: Any, words: str) -> None:
+async def test_what_is_no_chat_completion(plain, reply, words):
     with pytest.raises(NoResponse, match="no chat completion" + words):
         await ask(plain(lambda *_: reply).url, tries=1)
 
 
 @pytest.mark.parametrize("row", REFUSALS, ids=str)
 @pytest.mark.parametrize("status", [400, 422, 403])
-def test_which_parameter_a_refusal_names(row: dict[str, Any], status: int) -> None:
+def test_which_parameter_a_refusal_names(row, status):
     refusal = httpx.Response(status, json=row["body"])
     assert refused_parameter(HttpStatus(refusal, refusal.content), SENT) == (row["refused"] if status != 403 else "")
 
@@ -106,9 +103,7 @@ def particular(body: dict[str, Any], _: int) -> str | JSONResponse:
     return r"\boxed{3}" if body["max_completion_tokens"] else "no limit"
 
 
-def test_refused_parameters_are_left_out_told_once_and_recorded(
-    plain: Plain, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_refused_parameters_are_left_out_told_once_and_recorded(plain, tmp_path, capsys):
     server, file = plain(particular), write_rows(tmp_path / "s.jsonl", {"problem": "1 + 2", "answer": "3"})
     found = evaluate(server.url, tmp_path / "a", file, "--samples", "4", "--concurrency", "2")["benchmarks"]["s"]
     told = capsys.readouterr().err
@@ -137,7 +132,7 @@ def test_refused_parameters_are_left_out_told_once_and_recorded(
     assert 'omit = ["max_tokens", "seed", "temperature", "top_p"], now null' in capsys.readouterr().err
 
 
-async def test_judges_leave_out_what_is_refused(plain: Plain) -> None:
+async def test_judges_leave_out_what_is_refused(plain):
     server = plain(particular)
     judge = ChatEndpoint(server.url, "plain", {}, 20.0)
     player = ModelPlayer(server.url, "plain", {}, 20.0, concurrent=1, tries=1, temperature=1.0, max_tokens=64)
@@ -155,7 +150,7 @@ async def test_judges_leave_out_what_is_refused(plain: Plain) -> None:
     {"choices": [{"error": {"message": "Provider is out of order"}, "message": {"content": ""}}]},
     {"choices": [{"finish_reason": "error", "message": {"content": "1"}}], "error": {"message": "out of order"}},
 ])  # fmt: skip
-async def test_an_error_with_status_200_is_told_and_asked_again(plain: Plain, body: dict[str, Any]) -> None:
+async def test_an_error_with_status_200_is_told_and_asked_again(plain, body):
     server = plain(lambda _, call: "yes" if call else JSONResponse(body))
     assert await ask(server.url, tries=2) == ("yes", 2)
     with pytest.raises(NoResponse, match="an error in place of a completion: .*out of order"):
@@ -166,7 +161,7 @@ USAGE = ("prompt_tokens", "completion_tokens", "completion_tokens_details")
 ODD = [12.0, "12", "12.0", None, [], {}, True, -1, 1.5, "many", 1e300, 10**30]
 
 
-async def test_an_odd_usage_costs_no_response(plain: Plain) -> None:
+async def test_an_odd_usage_costs_no_response(plain):
     usages = [*ODD, *({name: value} for name in USAGE for value in ODD)]
     bodies = [{"choices": [{"message": {"content": "yes"}}], "usage": value} for value in usages]
     server = plain(lambda _, call: JSONResponse(bodies[call]))
@@ -175,7 +170,7 @@ async def test_an_odd_usage_costs_no_response(plain: Plain) -> None:
     assert [read_count(value) for value in ODD] == [12, 12, 12, *[None] * 9]
 
 
-async def test_lists_that_are_nested_too_deeply_are_none() -> None:
+async def test_lists_that_are_nested_too_deeply_are_none():
     app = FastAPI()
     for path in ("/v1/models", "/version"):
         app.get(path, response_model=None)(lambda: Response(b"[" * 200_000, media_type="application/json"))
@@ -186,14 +181,14 @@ async def test_lists_that_are_nested_too_deeply_are_none() -> None:
 
 
 @pytest.mark.parametrize("row", read_table("evaluation/odd_messages"), ids=str)
-def test_odd_fields_cost_no_response(row: dict[str, Any]) -> None:
+def test_odd_fields_cost_no_response(row):
     choice = {"message": {"content": "yes", **row["change"]}, "finish_reason": {"x": 1}, "reasoning_language": "de"}
     text = json.dumps({"choices": [choice, None], "model": 7, "id": []})
     [read] = clients.ChatCompletion.model_validate_json(text).choices
     assert clients.parse_message(read.message) == (row["reasoning"], "yes", []) and read.finish_reason is None
 
 
-def test_error_texts_of_any_shape() -> None:
+def test_error_texts_of_any_shape():
     assert explain_error(b'{"error": {"message": "a\\nb", "code": 400}}') == ("a b", "400")
     assert explain_error(b'{"detail": "d"}') == ("d", "") and explain_error(b'{"error": "e"}') == ("e", "")
     assert explain_error(b"<html>\x1b[31m \xff") == ("<html> [31m \ufffd", "")
@@ -205,5 +200,5 @@ def test_error_texts_of_any_shape() -> None:
     ("a[/THINK]b", "a", "b"), ("[THINK]a</think>b[/THINK]c", "a</think>b", "c"), ("<think>a", "a", ""), ("b", "", "b"),
     ("", "", ""), ("<think></think>b", "", "b"),
 ])  # fmt: skip
-def test_reasoning_between_tags(content: str, reasoning: str, answer: str) -> None:
+def test_reasoning_between_tags(content, reasoning, answer):
     assert clients.split(content) == (reasoning, answer)

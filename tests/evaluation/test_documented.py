@@ -1,25 +1,21 @@
 """The commands of README and docs/evaluation.md, word for word, on the files of a quickstart; tests/serve/test_vllm.py
 has an evaluation of the real engine."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from examples.quickstart.prepare import prepare
-from tests.serve.conftest import Serve
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(540)]
 
 
-def test_every_command_runs(serve: Serve, tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_runs(serve, tmp_path, root, monkeypatch):
     made, evaluations = tmp_path / "runs/quickstart/made", tmp_path / "runs/evaluations"
     made.mkdir(parents=True)
     prepare(made, {"problems": 64, "validation": 24, "max_tokens": 160}, 0)

@@ -1,7 +1,5 @@
 """The command that makes the files of the named benchmarks, from published rows on a local server or in a folder."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re
@@ -56,7 +54,7 @@ def mirrored(folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("by_http", [False, True])
-def test_all_files_are_made(tmp_path: Path, capsys: pytest.CaptureFixture[str], by_http: bool) -> None:
+def test_all_files_are_made(tmp_path, capsys, by_http):
     mirror, data = publish(tmp_path / "mirror"), tmp_path / "data"
     assert PUBLISHED.keys() == BENCHMARK_FILES.keys()
     with mirrored(mirror) if by_http else nullcontext(str(mirror)) as source:
@@ -81,7 +79,7 @@ def test_all_files_are_made(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
 
 
 @pytest.mark.parametrize("name", ["ifeval", "mbpp", "mgsm"])
-def test_rows_are_those_of_the_problem_sets_beside_the_checkout(data_folder: Path, tmp_path: Path, name: str) -> None:
+def test_rows_are_those_of_the_problem_sets_beside_the_checkout(data_folder, tmp_path, name):
     """Published rows that are taken back from our own have the same problems and tests when they are converted."""
     path = BENCHMARK_FILES[name].find(data_folder)
     assert path is not None
@@ -104,7 +102,7 @@ def test_rows_are_those_of_the_problem_sets_beside_the_checkout(data_folder: Pat
         assert made[row["id"]].get("tests", {}) == kept
 
 
-def test_a_file_that_cannot_be_had_or_read_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_cannot_be_had_or_read_is_one_line(tmp_path, capsys):
     mirror, data = publish(tmp_path / "mirror"), tmp_path / "data"
     address = PUBLISHED["gsm8k"].addresses[0]
     for given in (str(tmp_path / "nothing"), "http://127.0.0.1:9"):
@@ -122,9 +120,7 @@ def test_a_file_that_cannot_be_had_or_read_is_one_line(tmp_path: Path, capsys: p
 @pytest.mark.parametrize(
     ("name", "content"), [("gsm8k", b"0" * (4 << 20)), ("humaneval", gzip.compress(b"0" * (4 << 20)))]
 )
-def test_a_file_that_is_far_too_large_is_refused_packed_or_not(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, content: bytes
-) -> None:
+def test_a_file_that_is_far_too_large_is_refused_packed_or_not(tmp_path, capsys, monkeypatch, name, content):
     """A mirror may hold anything: 4 MiB of zeros are 4 KB when packed."""
     monkeypatch.setattr(download, "MOST_BYTES", 1 << 20)
     mirror = publish(tmp_path / name)
@@ -135,7 +131,7 @@ def test_a_file_that_is_far_too_large_is_refused_packed_or_not(
             assert "more than 1 MiB, which no published file has" in capsys.readouterr().err
 
 
-def test_rows_end_at_line_feeds_only() -> None:
+def test_rows_end_at_line_feeds_only():
     assert read("a.jsonl", '{"a": "x\u2028y"}\r\n\n{"a": "z"}'.encode()) == [{"a": "x\u2028y"}, {"a": "z"}]
 
 
@@ -143,7 +139,7 @@ def test_rows_end_at_line_feeds_only() -> None:
     ("path", "told"),
     [("packed", "Content-Encoding"), ("endless", "more than 64 MiB"), ("/", "more than 5 redirects")],
 )
-def test_a_hostile_mirror_is_cut_off(path: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hostile_mirror_is_cut_off(path, told, monkeypatch):
     """It unpacks nothing, reads no body of a redirect, and stops."""
     monkeypatch.setattr(download, "MOST_BYTES", 1 << 20)
     packed = gzip.compress(gzip.compress(bytes(1 << 28)))

@@ -1,7 +1,5 @@
 """Whole evaluations of servers whose answers are known: plain OpenAI-shaped ones, and ours with a scripted engine."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -11,8 +9,7 @@ from fastapi.responses import JSONResponse
 
 from evaluation.__main__ import main
 from evaluation.settings import KEY_VARIABLE
-from tests.evaluation.conftest import Plain, evaluate, figures, prompt_of, records, write_rows
-from tests.serve.conftest import Serve
+from tests.evaluation.conftest import evaluate, figures, prompt_of, records, write_rows
 
 THREE = [{"id": str(number), "problem": f"How much is {number} and two, my friend?", "answer": str(number + 2),
           "language": "en"} for number in (1, 2, 3)]  # fmt: skip
@@ -26,12 +23,12 @@ REFUSED = {"refused": rf"<think>{ENGLISH}</think>{ENGLISH} \boxed{{3}}", "unextr
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
+def out(tmp_path):
     return tmp_path / "out"
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     return write_rows(tmp_path / "sums.jsonl", *THREE)
 
 
@@ -44,7 +41,7 @@ def fail(url: str, out: Path, file: Path, *arguments: str) -> int:
     return main([str(file), "--url", url, "--out", str(out), "--samples", "1", *arguments])
 
 
-def test_figures_by_hand(plain: Plain, out: Path, file: Path) -> None:
+def test_figures_by_hand(plain, out, file):
     """Four samples each. Problem 1: three right; problem 2: one right, 9 twice in two spellings, one without a box;
     problem 3: none right."""
     script = {
@@ -68,7 +65,7 @@ def test_figures_by_hand(plain: Plain, out: Path, file: Path) -> None:
     assert sampling == {(0.7, 0.95, 40960)}
 
 
-def test_reasoning_in_tags_and_in_fields(plain: Plain, out: Path, tmp_path: Path) -> None:
+def test_reasoning_in_tags_and_in_fields(plain, out, tmp_path):
     chunks = [{"type": "thinking", "thinking": [{"type": "text", "text": ENGLISH}]},
               {"type": "text", "text": r"\boxed{3}"}]  # fmt: skip
     shapes: list[tuple[str | dict[str, Any], str, bool]] = [
@@ -92,7 +89,7 @@ def test_reasoning_in_tags_and_in_fields(plain: Plain, out: Path, tmp_path: Path
     assert any("12.5% of the responses were cut" in line for line in sums["warnings"])
 
 
-def test_the_wanted_language_is_measured(serve: Serve, out: Path, file: Path) -> None:
+def test_the_wanted_language_is_measured(serve, out, file):
     """On our own server: the parameters arrive, its weights and measurements are recorded."""
     served = serve(lambda *_: f"<think>{FRENCH}</think>\\boxed{{3}}", reasoning_language="auto")
     language = ["--reasoning-language", "fr", "--reasoning-language-enforcement", "retry"]
@@ -108,7 +105,7 @@ def test_the_wanted_language_is_measured(serve: Serve, out: Path, file: Path) ->
 
 
 @pytest.mark.parametrize("counted", REFUSED)
-def test_a_strict_refusal_is_a_wrong_answer(serve: Serve, out: Path, tmp_path: Path, counted: str) -> None:
+def test_a_strict_refusal_is_a_wrong_answer(serve, out, tmp_path, counted):
     served = serve(REFUSED[counted], reasoning_language="auto")
     options = ["--reasoning-language", "fr", "--reasoning-language-enforcement", "strict", "--max-tokens"]
     file = write_rows(tmp_path / "one.jsonl", THREE[0])
@@ -123,7 +120,7 @@ def test_a_strict_refusal_is_a_wrong_answer(serve: Serve, out: Path, tmp_path: P
     assert any("refused for their language" in line for line in sums["warnings"]) is refused
 
 
-def test_short_answers_are_told_in_every_language(plain: Plain, out: Path, tmp_path: Path) -> None:
+def test_short_answers_are_told_in_every_language(plain, out, tmp_path):
     server = plain(lambda body, _: rf"{WORDS[prompt_of(body)[-2:]]} \boxed{{3}}.")
     rows = [{"id": code, "problem": f"1 + 2 = ? {code}", "answer": "3", "language": code} for code in WORDS]
     found = figures(server.url, out, write_rows(tmp_path / "short.jsonl", *rows), "--no-ask-form")
@@ -132,9 +129,7 @@ def test_short_answers_are_told_in_every_language(plain: Plain, out: Path, tmp_p
     assert "too few words to tell" in (out / "summary.md").read_text(encoding="utf-8")
 
 
-def test_each_row_asks_for_its_reasoning_language_and_is_measured_against_it(
-    plain: Plain, out: Path, tmp_path: Path
-) -> None:
+def test_each_row_asks_for_its_reasoning_language_and_is_measured_against_it(plain, out, tmp_path):
     """The server follows the request on French problems only, and refuses one response for its language."""
 
     def answer(body: dict[str, Any], _: int) -> str | dict[str, Any] | JSONResponse:
@@ -165,7 +160,7 @@ def test_each_row_asks_for_its_reasoning_language_and_is_measured_against_it(
     assert {body["reasoning_language"] for body in server.requests} == {"it"}, "the run's setting is stronger"
 
 
-def test_what_the_server_wrote_is_not_measured(plain: Plain, out: Path, tmp_path: Path) -> None:
+def test_what_the_server_wrote_is_not_measured(plain, out, tmp_path):
     cases = [
         (f"Bien, je réfléchis. {ENGLISH}", ["Bien, je réfléchis."], False),
         (f"Bien, je réfléchis. {FRENCH}", ["Bien, je réfléchis."], True),
@@ -187,7 +182,7 @@ def test_what_the_server_wrote_is_not_measured(plain: Plain, out: Path, tmp_path
     assert [(one["reasoning"], one["reasoning_language"]["same"]) for one in told] == [(a, c) for a, _, c in cases]
 
 
-def test_busy_servers_are_asked_again(plain: Plain, out: Path, tmp_path: Path) -> None:
+def test_busy_servers_are_asked_again(plain, out, tmp_path):
     def answer(body: dict[str, Any], call: int) -> str | JSONResponse:
         busy = JSONResponse({"error": {"message": "full"}}, 503 - 74 * call, {"Retry-After": "0"})
         return busy if call < 2 else right_sum(body)
@@ -198,7 +193,7 @@ def test_busy_servers_are_asked_again(plain: Plain, out: Path, tmp_path: Path) -
     assert len({body["seed"] for body in server.requests}) == 1
 
 
-def test_errors_are_told_and_asked_again(plain: Plain, out: Path, file: Path) -> None:
+def test_errors_are_told_and_asked_again(plain, out, file):
     broken = True
 
     def answer(body: dict[str, Any], call: int) -> str | JSONResponse:
@@ -218,7 +213,7 @@ def test_errors_are_told_and_asked_again(plain: Plain, out: Path, file: Path) ->
     assert sums["errors"] == 0 and sums["problems"] == 3 and sums["pass_at"]["1"] == 1
 
 
-def test_more_samples_are_added_to_those_that_are_there(plain: Plain, out: Path, file: Path) -> None:
+def test_more_samples_are_added_to_those_that_are_there(plain, out, file):
     """Launches are noted apart from results."""
     server = plain(right_sum)
     for samples, limit, asked, responses in ((1, ["--limit", "2"], 2, 2), (3, [], 9, 9), (1, [], 9, 3)):
@@ -229,9 +224,7 @@ def test_more_samples_are_added_to_those_that_are_there(plain: Plain, out: Path,
     assert server.url not in (out / "results.json").read_text()
 
 
-def test_another_evaluation_in_the_same_folder_is_refused(
-    serve: Serve, out: Path, file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_another_evaluation_in_the_same_folder_is_refused(serve, out, file, capsys):
     """Other settings, a problem whose samples were asked or graded in another way, other weights, an older format."""
     served = serve(r"\boxed{3}")
     evaluate(f"{served.url}/v1", out, file, "--samples", "1")
@@ -259,21 +252,16 @@ def test_another_evaluation_in_the_same_folder_is_refused(
 
 @pytest.mark.parametrize(("status", "message", "words"), [
     (400, "This model's maximum context length is 4096 tokens", "give a smaller --max-tokens"),
-    (401, "no key", KEY_VARIABLE),
-    (404, "no model", "no model"),
+    (401, "no key", KEY_VARIABLE), (404, "no model", "no model"),
 ])  # fmt: skip
-def test_what_the_server_always_refuses_ends_the_run(
-    plain: Plain, out: Path, file: Path, capsys: pytest.CaptureFixture[str], status: int, message: str, words: str
-) -> None:
+def test_what_the_server_always_refuses_ends_the_run(plain, out, file, capsys, status, message, words):
     server = plain(lambda *_: JSONResponse({"error": {"message": message + "\x1b[31m"}}, status))
     assert fail(server.url, out, file) == 2 and not (out / "results.json").exists()
     told = capsys.readouterr().err
     assert words in told and message in told and "\x1b" not in told
 
 
-def test_the_key_is_sent_and_written_nowhere(
-    plain: Plain, out: Path, file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_key_is_sent_and_written_nowhere(plain, out, file, capsys, monkeypatch):
     monkeypatch.setenv(KEY_VARIABLE, "secret-9b1")
     slow = JSONResponse({"error": {"message": "secret-9b1 is slow"}}, 429)
     server = plain(lambda body, call: right_sum(body) if call else slow)
@@ -286,7 +274,7 @@ def test_the_key_is_sent_and_written_nowhere(
     assert main(["x", "--url", server.url]) == 2
 
 
-def test_mistakes_are_one_line(out: Path, file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(out, file, tmp_path, capsys):
     wrong = {"problem": "p", "tests": {"type": "ifeval", "kwargs": []}}
     asking = [{**THREE[0], "reasoning_language": code} for code in ("klingon", "auto")]
     files = {"t": [THREE[0]] * 2, "w": [wrong], "klingon": asking[:1], "auto": asking[1:]}
@@ -312,18 +300,14 @@ def test_mistakes_are_one_line(out: Path, file: Path, tmp_path: Path, capsys: py
         assert words in told and told.count("\n") == 1 and "word@" not in told, told
 
 
-def test_a_server_that_is_gone_ends_the_run(
-    plain: Plain, out: Path, file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_is_gone_ends_the_run(plain, out, file, capsys):
     server = plain(lambda *_: JSONResponse({"error": {"message": "gone"}}, 503, {"Retry-After": "0"}))
     assert fail(server.url, out, file, "--samples", "100", "--tries", "1", "--concurrency", "2") == 1
     assert "in a row have no response" in capsys.readouterr().err and len(server.requests) <= 24
     assert not (out / "results.json").exists()
 
 
-def test_tokens_are_told_before_and_during_and_time_left_meanwhile(
-    plain: Plain, out: Path, file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_are_told_before_and_during_and_time_left_meanwhile(plain, out, file, capsys, monkeypatch):
     monkeypatch.setattr("shared.progress_bar.PLAIN_EVERY_S", 0.0)
     server = plain(right_sum)
     server.card["max_model_len"] = 1000

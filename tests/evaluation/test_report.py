@@ -1,7 +1,5 @@
 """report.html: self-contained, and harmless whatever a model wrote."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html
@@ -9,14 +7,13 @@ import json
 import re
 import shutil
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from evaluation import report
 from shared.clean_text import clean
-from tests.evaluation.conftest import Plain, PlainServer, evaluate, write_rows
+from tests.evaluation.conftest import PlainServer, evaluate, write_rows
 from tests.serve.conftest import running
 
 SIGNS = "\u202e\x9b2J"
@@ -26,7 +23,7 @@ NAME = f"<b>own & set{SIGNS}"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """An evaluation of a model that writes HTML."""
     place, cut = tmp_path_factory.mktemp("evil"), {"content": "cut " * 20_000, "finish_reason": "length"}
     replies = [{"reasoning": EVIL, "content": rf"{EVIL} \boxed{{7}}"}, {"content": rf"{EVIL} \boxed{{{EVIL}}}"}, cut]
@@ -46,7 +43,7 @@ def outside(text: str) -> str:
     return re.sub(r'<script type="application/json".*?</script>', "", text, flags=re.DOTALL)
 
 
-def test_model_output_cannot_leave_its_place(folder: Path) -> None:
+def test_model_output_cannot_leave_its_place(folder):
     text = (folder / "report.html").read_text(encoding="utf-8")
     assert text.count("<script") == 2 and text.count("</script>") == 2 and "<img" not in text and "<!--" not in text
     samples = embedded(text)
@@ -58,7 +55,7 @@ def test_model_output_cannot_leave_its_place(folder: Path) -> None:
     assert "truncated" in samples[2]["outcome"] and "unextracted" in samples[2]["outcome"]
 
 
-def test_nothing_runs_but_the_own_script_and_nothing_is_loaded(folder: Path) -> None:
+def test_nothing_runs_but_the_own_script_and_nothing_is_loaded(folder):
     text = (folder / "report.html").read_text(encoding="utf-8")
     [policy] = map(html.unescape, re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text))
     assert policy.startswith("default-src 'none';") and "unsafe" not in policy
@@ -69,9 +66,7 @@ def test_nothing_runs_but_the_own_script_and_nothing_is_loaded(folder: Path) -> 
     assert not re.search(r"https?://|\bsrc=|\bhref=|@import|innerHTML|\sstyle=|\son\w+=", outside(text))
 
 
-def test_large_evaluations_embed_a_part_and_say_so(
-    plain: Plain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_evaluations_embed_a_part_and_say_so(plain, tmp_path, monkeypatch):
     monkeypatch.setattr(report, "SHOWN", 5)
     server = plain(lambda *_: r"\boxed{1}")
     rows = [{"problem": f"What is {number}?", "answer": "1", "language": "en"} for number in range(8)]
@@ -82,7 +77,7 @@ def test_large_evaluations_embed_a_part_and_say_so(
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
-def test_a_browser_shows_the_samples_as_text(folder: Path, tmp_path: Path) -> None:
+def test_a_browser_shows_the_samples_as_text(folder, tmp_path):
     command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'browser'}",
                "--dump-dom", (folder / "report.html").as_uri()]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)

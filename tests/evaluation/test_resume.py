@@ -1,8 +1,6 @@
 """A run that is killed and started again ends with the same bytes as one that was not; `pytest --soak` kills launches
 that ask the real engine, at random moments."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random
@@ -15,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.evaluation.conftest import Plain, evaluate, prompt_of, records, write_rows
+from tests.evaluation.conftest import evaluate, prompt_of, records, write_rows
 from tests.serve.command import QUESTION, Command, untrained_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -61,7 +59,7 @@ def launch(
     return process.returncode, told
 
 
-def test_killed_and_resumed_as_if_nothing_had_happened(plain: Plain, tmp_path: Path) -> None:
+def test_killed_and_resumed_as_if_nothing_had_happened(plain, tmp_path):
     server, file = plain(answer), write_rows(tmp_path / "sums.jsonl", *ROWS)
     whole, out = tmp_path / "whole", tmp_path / "killed"
     evaluate(server.url, whole, file, "--samples", str(SAMPLES))
@@ -83,7 +81,7 @@ def test_killed_and_resumed_as_if_nothing_had_happened(plain: Plain, tmp_path: P
 
 
 @pytest.mark.soak
-def test_killed_three_times_and_the_same_bytes(tmp_path: Path) -> None:
+def test_killed_three_times_and_the_same_bytes(tmp_path):
     """Of the quickstart's model before any training; every second response is tried again for its language."""
     file, whole = write_rows(tmp_path / "apples.jsonl", *APPLES), tmp_path / "whole"
     options = ["--max-tokens", "100", "--no-ask-form", "--concurrency", "1", "--reasoning-language", "en",

@@ -1,11 +1,8 @@
 """Shares of responses and what their denominators are, texts that seem to hold the answer, and two evaluations side by
 side."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,7 +15,7 @@ from evaluation.results import Votes, figures
 from evaluation.samples import SampleRecord
 from evaluation.tasks import BenchmarkSampling
 from shared.types import Problem, Verdict
-from tests.evaluation.conftest import Plain, evaluate, prompt_of, write_rows
+from tests.evaluation.conftest import evaluate, prompt_of, write_rows
 
 ROWS = [{"id": f"p{number}", "problem": f"How much is {number} and two?", "answer": str(number + 2), "language": "en"}
         for number in range(10)]  # fmt: skip
@@ -30,7 +27,7 @@ def record(sample: int, **fields: Any) -> SampleRecord:
                         prompt_sha="", seed=0, sampling=sampling, model="m", **fields)  # fmt: skip
 
 
-def test_samples_without_a_response_are_in_no_share_but_their_own() -> None:
+def test_samples_without_a_response_are_in_no_share_but_their_own():
     samples = [
         record(0, correct=True, answer="3", verdict=Verdict.CORRECT),
         record(1, correct=False, answer="so 3", verdict=Verdict.NO_ANSWER, missed=True),
@@ -46,7 +43,7 @@ def test_samples_without_a_response_are_in_no_share_but_their_own() -> None:
     ("so it is 3", True), ("so it is 3.", True), ("it is 3, I think", True),
     ("so it is 3.5", False), ("so it is 13", False), ("so it is 2.3", False), ("3 " + "x" * 2000, False),
 ])  # fmt: skip
-def test_a_text_seems_to_hold_the_answer_where_it_is_no_piece_of_another_number(text: str, missed: bool) -> None:
+def test_a_text_seems_to_hold_the_answer_where_it_is_no_piece_of_another_number(text, missed):
     task = cast(Any, SimpleNamespace(kind="answer", tools=None, problem=Problem(id="1", text="1 + 2", answer="3")))
     grader = ResponseGrader(cast(Any, None), cast(Any, None))
     grade = asyncio.run(grader.grade(task, ParsedResponse("", text, [])))
@@ -61,7 +58,7 @@ def knows(*numbers: int) -> Any:
     return answer
 
 
-def test_the_difference_and_what_flipped(plain: Plain, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_difference_and_what_flipped(plain, tmp_path, capsys):
     file, difference = write_rows(tmp_path / "sums.jsonl", *ROWS), tmp_path / "difference"
     for name, numbers in (("before", (0, 1, 2, 9)), ("after", range(8))):
         evaluate(plain(knows(*numbers)).url, tmp_path / name, file, "--samples", "2", "--model", name)
@@ -80,9 +77,7 @@ def test_the_difference_and_what_flipped(plain: Plain, tmp_path: Path, capsys: p
     assert "| sums | 10 | 40.0 | 80.0 | +40.0" in (difference / "compare.md").read_text()
 
 
-def test_what_is_not_the_same_is_told_and_nothing_in_common_refused(
-    plain: Plain, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_the_same_is_told_and_nothing_in_common_refused(plain, tmp_path, capsys):
     url = plain(knows(1, 2, 3)).url
     file, other = write_rows(tmp_path / "s.jsonl", *ROWS[:6]), write_rows(tmp_path / "t.jsonl", *ROWS[:2])
     evaluate(url, tmp_path / "a", file, "--samples", "1")

@@ -1,7 +1,5 @@
 """Every benchmark from ../shared/data: a server that knows the answers scores 1, one that does not scores 0."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +11,7 @@ from evaluation.settings import EvaluationSettings
 from evaluation.tasks import BENCHMARK_FILES, BenchmarkTask, make_task, read_benchmark
 from shared.errors import DataError
 from shared.jsonl import Row, read_rows
-from tests.evaluation.conftest import Plain, figures, prompt_of, records, write_rows
+from tests.evaluation.conftest import figures, prompt_of, records, write_rows
 from tests.serve.conftest import Serve
 from verify.verifiers.calls import tool_name
 
@@ -78,9 +76,7 @@ def tasks_of(name: str, data: Path, **settings: Any) -> list[BenchmarkTask]:
 @pytest.mark.slow
 @pytest.mark.timeout(540)
 @pytest.mark.parametrize("name", [name for name in BENCHMARK_FILES if name != "ifeval"])
-def test_perfect_is_one_and_always_wrong_is_zero(
-    serve: Serve, data_folder: Path, tmp_path: Path, name: str, request: pytest.FixtureRequest
-) -> None:
+def test_perfect_is_one_and_always_wrong_is_zero(serve, data_folder, tmp_path, name, request):
     limit = {"humaneval_cpp": 1, "mgsm": 6}.get(name, 3)
     tasks = tasks_of(name, data_folder, limit=limit)
     assert len(tasks) == limit
@@ -99,7 +95,7 @@ def test_perfect_is_one_and_always_wrong_is_zero(
     assert wrong["unextracted"] == wrong["ungraded"] == wrong["errors"] == 0
 
 
-def test_instructions_right_and_wrong(plain: Plain, data_folder: Path, tmp_path: Path) -> None:
+def test_instructions_right_and_wrong(plain, data_folder, tmp_path):
     """IFEval has no reference answers: some rows whose instructions a short text can follow."""
     texts = {
         ("punctuation:no_comma",): "no commas here",
@@ -118,7 +114,7 @@ def test_instructions_right_and_wrong(plain: Plain, data_folder: Path, tmp_path:
     assert wrong["pass_at"]["1"] == 0 and set(wrong["instructions"].values()) == {0}
 
 
-def test_loose_instructions_are_told_beside(plain: Plain, tmp_path: Path) -> None:
+def test_loose_instructions_are_told_beside(plain, tmp_path):
     names = ["punctuation:no_comma", "startend:quotation"]
     row = {"problem": "Say hello without commas and in quotation marks.",
            "tests": {"type": "ifeval", "kwargs": [{}, {}], "instruction_id_list": names}}  # fmt: skip
@@ -130,7 +126,7 @@ def test_loose_instructions_are_told_beside(plain: Plain, tmp_path: Path) -> Non
     assert records(tmp_path / "out")[0]["reason"] == "not followed: startend:quotation"
 
 
-def test_function_calls_through_tools(plain: Plain, data_folder: Path, tmp_path: Path) -> None:
+def test_function_calls_through_tools(plain, data_folder, tmp_path):
     tasks = {task.prompt: task for task in tasks_of("function_call", data_folder, limit=20, function_calls="tools")}
 
     def call(body: dict[str, Any], _: int) -> dict[str, Any]:
@@ -153,7 +149,7 @@ def test_function_calls_through_tools(plain: Plain, data_folder: Path, tmp_path:
 
 
 @pytest.mark.slow
-def test_function_calls_through_the_tools_of_our_server(serve: Serve, data_folder: Path, tmp_path: Path) -> None:
+def test_function_calls_through_the_tools_of_our_server(serve, data_folder, tmp_path):
     def call(task: BenchmarkTask) -> str:
         calls = [{**one, "name": tool_name(one["name"])} for one in wanted_calls(task)]
         return "\n".join(f"<tool_call>\n{json.dumps(one)}\n</tool_call>" for one in calls) or "None of them fits."
@@ -165,7 +161,7 @@ def test_function_calls_through_the_tools_of_our_server(serve: Serve, data_folde
     assert any(record["extracted"] == "no call" for record in records(tmp_path / "out"))
 
 
-def test_prompts_ask_for_the_form_in_the_language_of_the_problem(data_folder: Path) -> None:
+def test_prompts_ask_for_the_form_in_the_language_of_the_problem(data_folder):
     def prompts(name: str) -> dict[str, str]:
         return {task.problem.language: task.prompt for task in tasks_of(name, data_folder)}
 
@@ -176,7 +172,7 @@ def test_prompts_ask_for_the_form_in_the_language_of_the_problem(data_folder: Pa
     assert prompts("humaneval")["en"].startswith("Complete this Python function.\n\n```python\n")
 
 
-def test_the_protocols(data_folder: Path) -> None:
+def test_the_protocols(data_folder):
     def sampling(name: str, preset: str, **said: Any) -> tuple[float, float, int, int]:
         settings = EvaluationSettings(benchmarks=[name], data=str(data_folder), preset=preset, **said)  # type: ignore[arg-type]
         return tuple(read_benchmark(name, settings).sampling)
@@ -189,13 +185,13 @@ def test_the_protocols(data_folder: Path) -> None:
     assert sampling("aime24", "paper", samples=2, temperature=0.0, top_p=0.5, max_tokens=9) == (0.0, 0.5, 9, 2)
 
 
-def test_only_problems_that_are_for_evaluation_are_taken(data_folder: Path) -> None:
+def test_only_problems_that_are_for_evaluation_are_taken(data_folder):
     counts = [("mbpp", {}, 500), ("humaneval_cpp", {}, 161), ("ifeval", {}, 541), ("mgsm", {"preset": "quick"}, 20),
               ("mgsm", {"preset": "quick", "limit": 30}, 30)]  # fmt: skip
     assert all(len(tasks_of(name, data_folder, **settings)) == count for name, settings, count in counts)
 
 
-def test_an_open_problem_is_no_benchmark() -> None:
+def test_an_open_problem_is_no_benchmark():
     fields = {"problem": "Why does ice float?", "answer": "It is lighter.", "domain": "open"}
     with pytest.raises(DataError, match="file:3: an open problem has no right answers: leave it out"):
         make_task("mine", Row("file:3", 3, fields), EvaluationSettings())

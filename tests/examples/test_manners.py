@@ -1,9 +1,6 @@
 """The example of a reward that gates: answers that their own text denies or doubts."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 from unittest.mock import AsyncMock, Mock
 
 import pytest
@@ -24,12 +21,12 @@ SEVERAL = ("or else", "ou bien", "oppure", "either", "entweder", "либо", "or
 
 
 @pytest.mark.parametrize("row", ROWS, ids=range(len(ROWS)))
-def test_an_answer_is_paid_where_its_text_stands_by_it(row: dict[str, Any]) -> None:
+def test_an_answer_is_paid_where_its_text_stands_by_it(row):
     why = doubt(row["problem"], row["text"])
     assert (not why) is row["paid"] or (not row["paid"] and any(word in row["text"] for word in SEVERAL)), why
 
 
-async def test_the_settings_close_a_gate_in_front_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_settings_close_a_gate_in_front_of_it(monkeypatch):
     monkeypatch.chdir(ROOT)
     right = Mock(check=AsyncMock(return_value=Verdict.CORRECT))
     scorer = CompletionScorer(trainer.load("examples/manners/settings.toml", []).reward.resolved(64), right)
@@ -44,7 +41,7 @@ async def test_the_settings_close_a_gate_in_front_of_it(monkeypatch: pytest.Monk
     assert denied.total == 0 and "gate manners" in denied.reason and denied.verdict is Verdict.CORRECT
 
 
-def test_settings_with_the_former_rule_name_the_example(tmp_path: Path) -> None:
+def test_settings_with_the_former_rule_name_the_example(tmp_path):
     file = tmp_path / "settings.toml"
     file.write_text('[reward]\nrefuse = ["empty", "denied"]\n', encoding="utf-8")
     with pytest.raises(ConfigError, match=r'settings.toml: reward.refuse: "denied" is .*examples/manners') as error:

@@ -1,7 +1,5 @@
 """SWE-RL's reward: likeness by hand, each way of being malformed, and the file in the process of the user's rewards."""
 
-from __future__ import annotations
-
 import pytest
 
 from examples.patch_reward import LONGEST, MalformedPatch, apply, edits_of, likeness
@@ -16,43 +14,37 @@ def edit(path: str, search: str, replace: str) -> str:
     return f"### {path}\n<<<<<<< SEARCH\n{search}=======\n{replace}>>>>>>> REPLACE\n"
 
 
-def test_the_true_patch_has_one_and_a_near_one_what_difflib_says() -> None:
+def test_the_true_patch_has_one_and_a_near_one_what_difflib_says():
     """The diffs are 27 characters, "@@ -1,3 +1,3 @@", " a", "-b", "+x", " c"; one differs: 2 * 26 / (27 + 27)."""
     assert likeness(TESTS, "Here:\n" + edit("a.py", "b\n", "x\n") + "Done.") == 1.0
     assert likeness(TESTS, edit("a.py", "b\n", "y\n")) == pytest.approx(26 / 27)
     assert likeness(TESTS, edit("a.py", "b\nc\n", "x\nc\n")) == 1.0, "the patch counts, not how it was written"
 
 
-def test_files_that_only_one_of_the_patches_changes_count_nothing() -> None:
+def test_files_that_only_one_of_the_patches_changes_count_nothing():
     assert likeness(TESTS, edit("a.py", "b\n", "x\n") + edit("b.py", "two\n", "2\n")) == 1 / 2
     assert likeness(TESTS, edit("b.py", "two\n", "2\n")) == 0.0
 
 
-def test_edits_follow_one_another_and_may_remove_lines() -> None:
+def test_edits_follow_one_another_and_may_remove_lines():
     response = edit("a.py", "b\n", "x\ny\n") + edit("a.py", "a\nx\n", "x\n") + edit("b.py", "one\n", "")
     assert apply(FILES, edits_of(response)) == {"a.py": "x\ny\nc\n", "b.py": "two\n"}
 
 
-@pytest.mark.parametrize(
-    ("response", "why"),
-    [
-        ("I would change b to x.", "no edit"),
-        (edit("a.py", "b\n", "x\n").removesuffix(">>>>>>> REPLACE\n"), "not closed"),
-        (edit("a.py", "b\n", "x\n").removeprefix("### a.py\n"), "names no file"),
-        (edit("c.py", "b\n", "x\n"), "no file 'c.py'"),
-        (edit("a.py", "", "x\n"), "searches for nothing"),
-        (edit("a.py", "b\n", "b\n"), "changes nothing"),
-        (edit("a.py", "bc\n", "x\n"), "are not in 'a.py'"),
-        (edit("b.py", "ne\n", "x\n"), "are not in 'b.py'"),
-        (edit("a.py", "b\n", "x" * LONGEST), "longer than 20,000"),
-    ],
-)
-def test_a_malformed_patch_says_why(response: str, why: str) -> None:
+@pytest.mark.parametrize(("response", "why"), [
+    ("I would change b to x.", "no edit"),
+    (edit("a.py", "b\n", "x\n").removesuffix(">>>>>>> REPLACE\n"), "not closed"),
+    (edit("a.py", "b\n", "x\n").removeprefix("### a.py\n"), "names no file"),
+    (edit("c.py", "b\n", "x\n"), "no file 'c.py'"), (edit("a.py", "", "x\n"), "searches for nothing"),
+    (edit("a.py", "b\n", "b\n"), "changes nothing"), (edit("a.py", "bc\n", "x\n"), "are not in 'a.py'"),
+    (edit("b.py", "ne\n", "x\n"), "are not in 'b.py'"), (edit("a.py", "b\n", "x" * LONGEST), "longer than 20,000"),
+])  # fmt: skip
+def test_a_malformed_patch_says_why(response, why):
     with pytest.raises(MalformedPatch, match=why):
         likeness(TESTS, response)
 
 
-def test_rewards_of_patches_in_the_process_of_the_users_rewards() -> None:
+def test_rewards_of_patches_in_the_process_of_the_users_rewards():
     """As SWE-RL: nothing but -1 or the likeness, -1 for a broken format, too."""
     table = {"format": 0, "correctness": 0, "length": 0, "language": 0, "extra": {"patch": 1.0}, "length_max": 9999}
     settings = RewardWeights.model_validate({**table, "plugins": ["examples/patch_reward.py"]})

@@ -1,8 +1,6 @@
 """The quickstart's files: word problems in seven languages, small programs with tests that see every forgotten case,
 imperfect demonstrations of known shares, and a tiny model."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random
@@ -35,7 +33,6 @@ from trainer.data.problem_file import read_problems
 from trainer.sft import load_demonstrations
 from verify.code import cpp
 from verify.code.runner import run_tests
-from verify.code.sandbox_pool import SandboxPool
 from verify.format import Parts, check_format
 from verify.language import consistency
 from verify.verifiers import verifier_of
@@ -51,7 +48,7 @@ def consistent(story: WordProblem | ToyProgram, parts: Parts, asked: str = "") -
     return bool(consistency(story.text, parts.reasoning, parts.response, asked=asked).consistent)
 
 
-def test_a_hand_made_story_is_calculated_step_by_step_and_a_slip_carries_on() -> None:
+def test_a_hand_made_story_is_calculated_step_by_step_and_a_slip_carries_on():
     reasoning, total = words.calculate(STORY, "en")
     assert total == STORY.answer == 11
     assert reasoning == "In the beginning there are 12 apples. Then we add 3: 12+3=15. Then we take away 4: 15-4=11."
@@ -62,7 +59,7 @@ def test_a_hand_made_story_is_calculated_step_by_step_and_a_slip_carries_on() ->
 
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("validation", [False, True])
-def test_stories_stay_within_their_numbers_and_their_half(language: str, validation: bool) -> None:
+def test_stories_stay_within_their_numbers_and_their_half(language, validation):
     rng = random.Random(3)
     for _ in range(50):
         story = words.make_word_problem(rng, language, (1, 3), validation)
@@ -75,7 +72,7 @@ def test_stories_stay_within_their_numbers_and_their_half(language: str, validat
         assert story.problem("x").answer == str(story.answer)
 
 
-def test_no_chain_of_sums_is_on_both_sides_and_its_side_never_changes() -> None:
+def test_no_chain_of_sums_is_on_both_sides_and_its_side_never_changes():
     rng, chains = random.Random(0), []
     for side in (False, True):
         stories = [words.make_word_problem(rng, "en", (1, 2), side) for _ in range(600)]
@@ -84,7 +81,7 @@ def test_no_chain_of_sums_is_on_both_sides_and_its_side_never_changes() -> None:
     assert {start for start in range(2, 21) if words.is_validation(start, (1, -2))} == {3, 10}
 
 
-def test_every_single_sum_that_is_evaluated_is_also_trained() -> None:
+def test_every_single_sum_that_is_evaluated_is_also_trained():
     sizes = [change for change in range(-words.CHANGE[1], words.CHANGE[1] + 1) if abs(change) >= words.CHANGE[0]]
     sums: dict[bool, set[tuple[int, int]]] = {False: set(), True: set()}
     for start in range(words.START[0], words.START[1] + 1):
@@ -97,7 +94,7 @@ def test_every_single_sum_that_is_evaluated_is_also_trained() -> None:
 
 @pytest.mark.parametrize("language", LANGUAGE_CODES)
 @pytest.mark.parametrize("flaws", [words.NO_FLAWS, Flaws(guess=1.0)], ids=["calculated", "guessed"])
-def test_demonstrations_without_flaws_are_well_formed_and_told_in_one_language(language: str, flaws: Flaws) -> None:
+def test_demonstrations_without_flaws_are_well_formed_and_told_in_one_language(language, flaws):
     rng, in_one = random.Random(7), 0
     for _ in range(100):
         story = words.make_word_problem(rng, language, (2, 3))
@@ -108,7 +105,7 @@ def test_demonstrations_without_flaws_are_well_formed_and_told_in_one_language(l
 
 
 @pytest.mark.parametrize("language", LANGUAGE_CODES)
-def test_demonstrations_are_in_the_language_asked_for_and_foreign_ones_are_always_told_apart(language: str) -> None:
+def test_demonstrations_are_in_the_language_asked_for_and_foreign_ones_are_always_told_apart(language):
     rng = random.Random(6)
     for asked in LANGUAGE_CODES:
         story = replace(words.make_word_problem(rng, language, (2, 2)), asked=asked)
@@ -129,7 +126,7 @@ def test_demonstrations_are_in_the_language_asked_for_and_foreign_ones_are_alway
     assert PHRASES[language].answer in alone, "there is no other language"
 
 
-def test_most_demonstrations_are_bad_in_the_documented_shares() -> None:
+def test_most_demonstrations_are_bad_in_the_documented_shares():
     rng, count = random.Random(9), 1500
     right = whole = in_one = 0
     for number in range(count):
@@ -172,7 +169,7 @@ def read_program(completion: str) -> ToyProgram | None:
     return ToyProgram("python", steps, special)
 
 
-def test_a_hand_made_task_in_words_reasoning_and_python() -> None:
+def test_a_hand_made_task_in_words_reasoning_and_python():
     assert PROGRAM.rule == "+3*2 x<0:7 x>50:1"
     assert PROGRAM.text == (
         "Write a Python function f(x) for this rule: add 3, then multiply by 2. For negative x the result is 7. "
@@ -188,7 +185,7 @@ def test_a_hand_made_task_in_words_reasoning_and_python() -> None:
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_results_are_those_of_the_words_and_tests_see_every_forgotten_case_and_every_swap(code: Code) -> None:
+def test_results_are_those_of_the_words_and_tests_see_every_forgotten_case_and_every_swap(code):
     for task in tasks(200, code):
         inputs = task.inputs()
         assert [task.result(x) for x in inputs] == [calculated(task.text, x) for x in inputs], task.text
@@ -201,7 +198,7 @@ def test_results_are_those_of_the_words_and_tests_see_every_forgotten_case_and_e
         assert len(task.steps) != 2 or all(swapped.stepped(x) != task.stepped(x) for x in range(-50, 50))
 
 
-def test_halves_of_programs_are_disjoint_and_about_one_rule_in_eight_is_validation() -> None:
+def test_halves_of_programs_are_disjoint_and_about_one_rule_in_eight_is_validation():
     functions: dict[bool, set[tuple[int, ...]]] = {}
     for side in (False, True):
         drawn = [task for code in CODES for task in tasks(300, code, validation=side)]
@@ -219,7 +216,7 @@ def test_halves_of_programs_are_disjoint_and_about_one_rule_in_eight_is_validati
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_flawless_demonstrations_are_in_english_and_broken_ones_have_no_program(code: Code) -> None:
+def test_flawless_demonstrations_are_in_english_and_broken_ones_have_no_program(code):
     for seed, task in enumerate(tasks(60, code)):
         flawless = toys.demonstrate_program(random.Random(1), task, toys.NO_BLUNDERS)
         parts = check_format(flawless, verifier=verifier_of("code"))
@@ -230,7 +227,7 @@ def test_flawless_demonstrations_are_in_english_and_broken_ones_have_no_program(
 
 @pytest.mark.slow
 @pytest.mark.timeout(360)
-def test_references_pass_their_tests_and_a_blunder_fails_its_share(sandboxes: SandboxPool) -> None:
+def test_references_pass_their_tests_and_a_blunder_fails_its_share(sandboxes):
     def blunder(task: ToyProgram, **chances: float) -> str:
         return toys.demonstrate_program(random.Random(1), task, Blunders(**chances))
 
@@ -250,7 +247,7 @@ def test_references_pass_their_tests_and_a_blunder_fails_its_share(sandboxes: Sa
         assert parts.answer and run_tests(parts.answer, language, task.tests(), pool=sandboxes).share == share
 
 
-def test_a_slip_is_one_wrong_digit() -> None:
+def test_a_slip_is_one_wrong_digit():
     right = toys.complete(PROGRAM)
     for seed in range(20):
         slipped = toys.demonstrate_program(random.Random(seed), PROGRAM, Blunders(slip=1.0))
@@ -259,7 +256,7 @@ def test_a_slip_is_one_wrong_digit() -> None:
         assert all(a.isdigit() and b.isdigit() for a, b in differing)
 
 
-def test_most_demonstrations_of_programs_are_bad_in_the_documented_shares() -> None:
+def test_most_demonstrations_of_programs_are_bad_in_the_documented_shares():
     """By arithmetic instead of in boxes: which inputs a demonstration gets right follows from its own words."""
     rng, shares = random.Random(9), []
     for task in [toys.make_toy_program(rng, "python", (2, 2)) for _ in range(1200)]:
@@ -273,7 +270,7 @@ def options(programs: float, **others: Any) -> Options:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     """The folder of the quickstart's files with one program in four problems."""
     folder = tmp_path_factory.mktemp("made")
     prepare(folder, options(0.25).model_dump(), 0)
@@ -288,7 +285,7 @@ def digest(pieces: Iterable[bytes]) -> str:
     return hashlib.blake2b(b"".join(pieces), digest_size=16).hexdigest()
 
 
-def test_problems_and_demonstrations_load(made: Path) -> None:
+def test_problems_and_demonstrations_load(made):
     halves = [read_problems(made / f"{name}.jsonl", name).problems for name in ("train", "validation")]
     for problems, count in zip(halves, (64, 32), strict=True):
         programs = [problem for problem in problems if problem.domain == "code"]
@@ -313,9 +310,7 @@ def test_problems_and_demonstrations_load(made: Path) -> None:
     assert set(first) == {"id", "problem", "answer", "language", "domain", "source"}, "it asks for no language"
 
 
-def test_the_same_seed_gives_the_same_files_and_validation_is_the_same_for_every_seed(
-    made: Path, tmp_path: Path
-) -> None:
+def test_the_same_seed_gives_the_same_files_and_validation_is_the_same_for_every_seed(made, tmp_path):
     before = files(made)
     for seed, changed in ((0, set()), (1, {"train.jsonl", "demonstrations.jsonl", "model/model.safetensors"})):
         (tmp_path / str(seed)).mkdir()
@@ -324,7 +319,7 @@ def test_the_same_seed_gives_the_same_files_and_validation_is_the_same_for_every
         assert again.keys() == before.keys() and {name for name in again if again[name] != before[name]} == changed
 
 
-def test_without_programs_and_requests_every_file_is_what_it_was_before_there_were_any(tmp_path: Path) -> None:
+def test_without_programs_and_requests_every_file_is_what_it_was_before_there_were_any(tmp_path):
     """Digests of the version before; the tokenizer's texts decide the tokenizer. The demonstrations' digest changed
     with their flaws."""
     bare = options(0.0, requests=0.0)
@@ -336,7 +331,7 @@ def test_without_programs_and_requests_every_file_is_what_it_was_before_there_we
     assert json.loads((tmp_path / "model" / "config.json").read_text(encoding="utf-8"))["vocab_size"] == 1280
 
 
-def test_programs_take_their_share_evenly_and_one_in_eight_is_cpp() -> None:
+def test_programs_take_their_share_evenly_and_one_in_eight_is_cpp():
     drawn = draw(options(0.25), 0, validation=False)
     kinds = [isinstance(one, ToyProgram) for one in drawn]
     assert sum(kinds) == 16 and all(sum(kinds[start : start + 8]) == 2 for start in range(0, 64, 8))
@@ -347,7 +342,7 @@ def test_programs_take_their_share_evenly_and_one_in_eight_is_cpp() -> None:
         assert isinstance(one, ToyProgram) and one.code == "python"
 
 
-def test_three_in_four_ask_for_a_language_half_of_them_for_another_and_every_pair_takes_its_turn() -> None:
+def test_three_in_four_ask_for_a_language_half_of_them_for_another_and_every_pair_takes_its_turn():
     def pairs(**given: Any) -> Counter[tuple[str, str]]:
         drawn = draw(Options(**given), 0, validation=False)
         return Counter((one.language, one.asked) for one in drawn if isinstance(one, WordProblem))
@@ -360,39 +355,35 @@ def test_three_in_four_ask_for_a_language_half_of_them_for_another_and_every_pai
     assert {asked for _, asked in pairs(problems=63, requests=0)} == {""}
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"languages": ["en", "xx"]}, "prepare.options.languages names xx; known are en, fr"),
-        ({"languages": ["en", "en"]}, "prepare.options.languages .* each once"),
-        ({"languages": []}, "prepare.options.languages .* at least one"),
-        ({"operations": [3, 2]}, r"prepare.options.operations = \[3, 2\] must be \[fewest, most\]"),
-        ({"operations": [1]}, "prepare.options.operations.*required"),
-        ({"problems": 0}, "prepare.options.problems = 0: .*greater than or equal to 1"),
-        ({"problemz": 9}, "unknown setting prepare.options.problemz: .* are problems, validation"),
-    ],
-    ids=str,
-)
-def test_a_wrong_option_is_one_line(wrong: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize(("wrong", "message"), [
+    ({"languages": ["en", "xx"]}, "prepare.options.languages names xx; known are en, fr"),
+    ({"languages": ["en", "en"]}, "prepare.options.languages .* each once"),
+    ({"languages": []}, "prepare.options.languages .* at least one"),
+    ({"operations": [3, 2]}, r"prepare.options.operations = \[3, 2\] must be \[fewest, most\]"),
+    ({"operations": [1]}, "prepare.options.operations.*required"),
+    ({"problems": 0}, "prepare.options.problems = 0: .*greater than or equal to 1"),
+    ({"problemz": 9}, "unknown setting prepare.options.problemz: .* are problems, validation"),
+], ids=str)  # fmt: skip
+def test_a_wrong_option_is_one_line(wrong, message):
     with pytest.raises(ConfigError, match=message) as error:
         quickstart.read_options(wrong)
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_too_many_problems_name_the_option() -> None:
+def test_too_many_problems_name_the_option():
     with pytest.raises(ConfigError, match="prepare.options.validation asks for 3000"):
         draw(Options(validation=3000, languages=["en"], operations=(1, 1)), 0, validation=True)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny") / "model"
     quickstart.make_tiny_model(folder, Options(operations=(2, 2), max_tokens=192), 0)
     assert [path.name for path in folder.parent.iterdir()] == ["model"]
     return folder
 
 
-def test_texts_survive_the_tokenizer_in_few_tokens(folder: Path, made: Path) -> None:
+def test_texts_survive_the_tokenizer_in_few_tokens(folder, made):
     rng, prompts, completions = random.Random(4), [], []
     stories, programs = Chat(folder), Chat(made / "model")
     texts = [(stories, "a 漢 ж\n{x} \\frac{1}{2} 🙂", "<think>\n\n</think> \\boxed{}")]
@@ -410,7 +401,7 @@ def test_texts_survive_the_tokenizer_in_few_tokens(folder: Path, made: Path) -> 
     assert sum(lengths) / len(lengths) < 40
 
 
-def test_marks_and_digits_are_single_tokens_and_a_completion_ends_with_one_that_the_chat_stops_at(folder: Path) -> None:
+def test_marks_and_digits_are_single_tokens_and_a_completion_ends_with_one_that_the_chat_stops_at(folder):
     chat = Chat(folder)
     for text in (*tiny_model.MARKS, tiny_model.END, *"0123456789"):
         assert len(chat.encode(text)) == 1
@@ -423,7 +414,7 @@ def test_marks_and_digits_are_single_tokens_and_a_completion_ends_with_one_that_
     assert text == "<|system|>s<|user|>u<|assistant|>a<|end|><|user|>u<|assistant|>"
 
 
-def test_it_loads_in_transformers_with_the_logits_of_our_decoder(folder: Path) -> None:
+def test_it_loads_in_transformers_with_the_logits_of_our_decoder(folder):
     from transformers import AutoModelForCausalLM
 
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -437,7 +428,7 @@ def test_it_loads_in_transformers_with_the_logits_of_our_decoder(folder: Path) -
     assert theirs.config.max_position_embeddings == 192
 
 
-def test_every_id_has_a_token_even_for_one_language() -> None:
+def test_every_id_has_a_token_even_for_one_language():
     tokenizer = tiny_model.train_tokenizer(quickstart.texts_of(Options(languages=["it"])))
     assert tokenizer.get_vocab_size() == tiny_model.VOCABULARY
     assert all(tokenizer.id_to_token(number) is not None for number in range(tiny_model.VOCABULARY))

@@ -1,7 +1,5 @@
 """The pages of examples: every command's files, options and settings are right, and with --soak each command runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -73,7 +71,7 @@ def tiny(example: str) -> dict[str, str]:
     return {f"MAESTRALE_TRAIN_{key.replace('.', '__').upper()}": str(value) for key, value in values.items()}
 
 
-def test_the_index_names_the_steps_of_the_path_that_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_index_names_the_steps_of_the_path_that_is_measured(monkeypatch):
     monkeypatch.chdir(ROOT)
     assert len(PAGES) >= 12
     table = re.findall(r"\| `([^`]+)` \|", INDEX.partition("<!-- first steps -->")[2])
@@ -84,9 +82,7 @@ def test_the_index_names_the_steps_of_the_path_that_is_measured(monkeypatch: pyt
 
 
 @pytest.mark.parametrize("example", PAGES)
-def test_a_page_has_its_parts_and_every_command_is_one_that_starts(
-    example: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_has_its_parts_and_every_command_is_one_that_starts(example, monkeypatch):
     monkeypatch.chdir(ROOT)
     page, settings = PAGES[example], settings_of(run_block(PAGES[example]))
     places = [page.find(heading) for heading in HEADINGS]
@@ -103,7 +99,7 @@ def test_a_page_has_its_parts_and_every_command_is_one_that_starts(
     assert all(trainer.load(file, []).rollout.group_size == 4 for file in settings)
 
 
-def test_a_model_is_served_as_long_as_the_command_runs(tmp_path: Path) -> None:
+def test_a_model_is_served_as_long_as_the_command_runs(tmp_path):
     port = free_port()
     (tmp_path / "ready").touch()
     stand_in(
@@ -125,7 +121,7 @@ def test_a_model_is_served_as_long_as_the_command_runs(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkout(tmp_path_factory):
     """A folder that looks like this checkout, with a tiny model and word problems where an example fetches others."""
     folder = tmp_path_factory.mktemp("checkout")
     for path in ROOT.iterdir():
@@ -176,7 +172,7 @@ def run_tiny(example: str, folder: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(4000)
 @pytest.mark.parametrize("example", [name for name in PAGES if name != "quickstart"])
-def test_what_a_page_says_runs_in_its_tiny_form(example: str, checkout: Path) -> None:
+def test_what_a_page_says_runs_in_its_tiny_form(example, checkout):
     run_tiny(example, checkout)
     for table in tables(example):
         run = checkout / table.get("runs_dir", "runs") / table["name"]

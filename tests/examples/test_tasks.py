@@ -1,12 +1,9 @@
 """The files of the examples "agent", "guess", "judge" and "python": what their demonstrations show, and that it is what
 their environments and verifiers have."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,19 +51,13 @@ def share(part: list[Any], whole: list[Any], expected: float) -> bool:
     return abs(len(part) / len(whole) - expected) < 4 * (expected * (1 - expected) / len(whole)) ** 0.5
 
 
-@pytest.mark.parametrize(
-    ("prepare", "options", "mistake"),
-    [
-        (guess_files.prepare, {}, {"numbers": 1}),
-        (judge_files.prepare, {"questions": 40, "validation": 4}, {"role": "critic"}),
-        (python_files.prepare, {"problems": 64, "validation": 8}, {"problems": 0}),
-        (agent_files.prepare, {}, {"numbers": 9}),
-    ],
-    ids=["guess", "judge", "python", "agent"],
-)
-def test_the_same_seed_makes_the_same_files_and_a_mistake_is_named(
-    tmp_path: Path, prepare: Callable[..., None], options: dict[str, Any], mistake: dict[str, Any]
-) -> None:
+@pytest.mark.parametrize(("prepare", "options", "mistake"), [
+    (guess_files.prepare, {}, {"numbers": 1}),
+    (judge_files.prepare, {"questions": 40, "validation": 4}, {"role": "critic"}),
+    (python_files.prepare, {"problems": 64, "validation": 8}, {"problems": 0}),
+    (agent_files.prepare, {}, {"numbers": 9}),
+], ids=["guess", "judge", "python", "agent"])  # fmt: skip
+def test_the_same_seed_makes_the_same_files_and_a_mistake_is_named(tmp_path, prepare, options, mistake):
     made = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         (tmp_path / name).mkdir()
@@ -78,7 +69,7 @@ def test_the_same_seed_makes_the_same_files_and_a_mistake_is_named(
 
 
 @pytest.mark.slow
-async def test_demonstrations_are_what_the_agent_of_openai_s_package_asks_and_reads(tmp_path: Path) -> None:
+async def test_demonstrations_are_what_the_agent_of_openai_s_package_asks_and_reads(tmp_path):
     agent_files.prepare(tmp_path, {}, 0)
     [problem, *_] = read_problems(tmp_path / "train.jsonl", "data.train", environment="agent").problems
     row, *_ = rows(tmp_path / "demonstrations.jsonl")
@@ -96,13 +87,13 @@ async def test_demonstrations_are_what_the_agent_of_openai_s_package_asks_and_re
     assert demonstrations.reasoning[0].prompt == prompt
 
 
-def test_the_tool_counts() -> None:
+def test_the_tool_counts():
     given = [{"kind": "plums"}, {"kind": "pears"}, {"kind": ["plums"]}, {}]
     assert [run(json.dumps(one), {"plums": 7}) for one in given] == ["7", *["no such kind"] * 3]
     assert CLIENT.max_retries == 0 and all(1 <= count <= 9 for seed in range(99) for count in shelf(seed).values())
 
 
-def test_demonstrations_are_true_games_without_skill(tmp_path: Path) -> None:
+def test_demonstrations_are_true_games_without_skill(tmp_path):
     guess_files.prepare(tmp_path, {"numbers": 8, "guesses": 3}, 5)
     games = [row["completion"] for row in rows(tmp_path / "demonstrations.jsonl")]
     for game in games:
@@ -115,9 +106,7 @@ def test_demonstrations_are_true_games_without_skill(tmp_path: Path) -> None:
     assert share([game for game in games if len(game) < 5], games, 1 - (7 / 8) ** 2), "found before the last guess"
 
 
-async def test_sums_are_right_and_demonstrations_are_episodes_of_which_a_known_share_is_mistyped(
-    tmp_path: Path,
-) -> None:
+async def test_sums_are_right_and_demonstrations_are_episodes_of_which_a_known_share_is_mistyped(tmp_path):
     python_files.prepare(tmp_path, {"problems": 1000, "validation": 100, "max_tokens": 160}, 5)
     train, validation = rows(tmp_path / "train.jsonl"), rows(tmp_path / "validation.jsonl")
     answers = {row["problem"]: row["answer"] for row in train}
@@ -143,7 +132,7 @@ async def test_sums_are_right_and_demonstrations_are_episodes_of_which_a_known_s
 
 
 @pytest.mark.parametrize("kind", ["article", "debate"])
-def test_who_quotes_the_sentence_that_settles_it_is_right_and_who_quotes_the_other_one_wrong(kind: str) -> None:
+def test_who_quotes_the_sentence_that_settles_it_is_right_and_who_quotes_the_other_one_wrong(kind):
     drawn = [row for row in JUDGED_ROWS if row.kind == kind]
     assert drawn
     for row in drawn:
@@ -156,7 +145,7 @@ def test_who_quotes_the_sentence_that_settles_it_is_right_and_who_quotes_the_oth
         assert ("v_passage" in row.problem) == (kind == "debate") == ("ARTICLE" not in row.problem)
 
 
-def test_speeches_quote_what_speaks_for_their_answer() -> None:
+def test_speeches_quote_what_speaks_for_their_answer():
     speeches = [row for row in JUDGED_ROWS if row.kind == "speech"]
     assert speeches
     for row in speeches:
@@ -170,7 +159,7 @@ def test_speeches_quote_what_speaks_for_their_answer() -> None:
             assert not quotes_what_speaks_for_it(Answer(problem, speech))
 
 
-def test_readers_answer_and_who_looks_up_quotes() -> None:
+def test_readers_answer_and_who_looks_up_quotes():
     assert {row.kind for row in JUDGED_ROWS} == {"article", "debate", "speech", "look up", "reader"}
     for row in JUDGED_ROWS:
         if row.kind == "reader":
@@ -180,7 +169,7 @@ def test_readers_answer_and_who_looks_up_quotes() -> None:
             assert f"{asked}?" in row.problem and quoted in row.problem
 
 
-def test_its_tokenizer_takes_whole_phrases_whose_embeddings_begin_as_the_sums_of_their_parts(tmp_path: Path) -> None:
+def test_its_tokenizer_takes_whole_phrases_whose_embeddings_begin_as_the_sums_of_their_parts(tmp_path):
     tokenizer, lengths = judge_files.make_tokenizer(), []
     for row in JUDGED_ROWS:
         bare = re.sub(judge_files.MARK, "\u00a7", row.problem)
@@ -202,7 +191,7 @@ def test_its_tokenizer_takes_whole_phrases_whose_embeddings_begin_as_the_sums_of
         torch.testing.assert_close(embedding(asked), keeps)
 
 
-def test_who_imitates_the_judge_s_demonstrations_is_right_by_chance(tmp_path: Path) -> None:
+def test_who_imitates_the_judge_s_demonstrations_is_right_by_chance(tmp_path):
     judge_files.prepare(tmp_path, {"questions": 300, "validation": 30}, 1)
     train, shown = rows(tmp_path / "train.jsonl"), rows(tmp_path / "demonstrations.jsonl")
     assert (len(train), len(rows(tmp_path / "validation.jsonl")), len(shown)) == (180, 18, 300)

@@ -1,7 +1,5 @@
 """The trainer alone, on a real tiny model: what it learns from rows, that it repeats, what it refuses."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -54,7 +52,7 @@ demonstrations = "{folder}/absent.jsonl"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """A model, problems, and a run of an earlier policy with one right completion in four."""
     found = tmp_path_factory.mktemp("replay")
     build(found / "model", 0, train_tokenizer(["one plus two ?", GOOD, BAD], 300), 64)
@@ -87,7 +85,7 @@ def run_all(commands: list[list[str]]) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def replayed(folder: Path) -> Path:
+def replayed(folder):
     """The folder of runs once all replays have ended well."""
     rows = [{"problem": "one ?", "completion": said, "answer": "1"} for said in (GOOD, BAD)]
     (folder / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -117,7 +115,7 @@ def lead(folder: Path, model: Path) -> float:
 
 
 @pytest.mark.parametrize("name", LEARN)
-def test_an_objective_learns_from_the_rollouts_of_another_policy(folder: Path, replayed: Path, name: str) -> None:
+def test_an_objective_learns_from_the_rollouts_of_another_policy(folder, replayed, name):
     rows = read_rows(replayed / name / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(1, 9)) and all(math.isfinite(row["loss"]) for row in rows)
     assert all(row["groups/offline"] == 2 and row["reward/offline"] == pytest.approx(1.3 / 4) for row in rows)
@@ -125,41 +123,36 @@ def test_an_objective_learns_from_the_rollouts_of_another_policy(folder: Path, r
     assert lead(folder, replayed / name / "latest") > lead(folder, folder / "model") + 0.5
 
 
-def test_the_same_settings_give_the_same_weights_and_another_seed_others(replayed: Path) -> None:
+def test_the_same_settings_give_the_same_weights_and_another_seed_others(replayed):
     first, again, other = (
         (replayed / name / "latest" / "model.safetensors").read_bytes() for name in ("first", "again", "other")
     )
     assert first == again != other
 
 
-def test_rows_with_an_answer_are_scored_by_the_real_verifier(replayed: Path) -> None:
+def test_rows_with_an_answer_are_scored_by_the_real_verifier(replayed):
     """A right answer is worth .9 more; format and language are worth the same in both."""
     (row,) = read_rows(replayed / "scored" / "metrics.jsonl")
     assert 0.45 <= row["reward/offline"] <= 0.65
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"objective__name": "rloo"}, 'objective.name = "rloo" as set learns only from what its own policy samples'),
-        ({"data__offline": ""}, "data.offline is not set"),
-        ({"objective__name": "dro", "rollout__temperature": 0.0}, "rollout.temperature"),
-    ],
-)
-def test_what_cannot_be_replayed_is_one_line(
-    folder: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, Any], told: str
-) -> None:
+@pytest.mark.parametrize(("settings", "told"), [
+    ({"objective__name": "rloo"}, 'objective.name = "rloo" as set learns only from what its own policy samples'),
+    ({"data__offline": ""}, "data.offline is not set"),
+    ({"objective__name": "dro", "rollout__temperature": 0.0}, "rollout.temperature"),
+])  # fmt: skip
+def test_what_cannot_be_replayed_is_one_line(folder, capsys, settings, told):
     assert replay.main(arguments(folder, "refused", **settings)) == 2
     assert told in capsys.readouterr().err and not (folder / "runs" / "refused").exists()
 
 
-def test_spo_needs_log_probs_or_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_spo_needs_log_probs_or_says_so(folder, capsys):
     (folder / "pairs.jsonl").write_text(json.dumps({"problem": "one ?", "chosen": GOOD, "rejected": BAD}) + "\n")
     assert replay.main(arguments(folder, "pairs", "pairs.jsonl", objective__name="spo")) == 2
     assert "estimates soft values from log-probs" in capsys.readouterr().err
 
 
-def test_a_folder_that_holds_a_run_is_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_holds_a_run_is_left_alone(folder, capsys):
     (folder / "runs" / "taken").mkdir(parents=True)
     (folder / "runs" / "taken" / "metrics.jsonl").write_text("")
     assert replay.main(arguments(folder, "taken", objective__name="dro")) == 2

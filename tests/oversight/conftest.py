@@ -1,5 +1,3 @@
 """Servers of scripted players."""
 
-from __future__ import annotations
-
 from tests.evaluation.conftest import plain as plain

@@ -1,8 +1,6 @@
 """Scripted agents and judges: they read nothing but the prompts, as models do. `rehearse` plays thousands of games of
 them a second."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable

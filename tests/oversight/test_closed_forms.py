@@ -1,7 +1,5 @@
 """Scripted games give the closed forms of their protocols, by the same figures that an evaluation of models has."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterator
@@ -58,7 +56,7 @@ def played(
 
 
 @pytest.fixture(scope="module", params=[2_000, pytest.param(20_000, marks=pytest.mark.soak)])
-def figures(request: pytest.FixtureRequest) -> dict[tuple[str, str], Json]:
+def figures(request):
     """(judge, protocol) -> its figures; `pytest --soak` plays 20,000 questions, too."""
     count, rng = request.param, random.Random(1)
     records = played({"trusting": trusting(rng), "believing": believing(rng), "first": lambda _: "Answer: 1"}, count)
@@ -80,7 +78,7 @@ def figures(request: pytest.FixtureRequest) -> dict[tuple[str, str], Json]:
     ("first", "qa", HALF), ("first", "consultancy", HALF), ("first", "debate", HALF),
     ("first", "open consultancy", HALF), ("first", "open debate", HALF),
 ])  # fmt: skip
-def test_accuracy(figures: dict[tuple[str, str], Json], judge: str, name: str, wanted: float) -> None:
+def test_accuracy(figures, judge, name, wanted):
     row = figures[judge, name]
     count = row["games"] / 2 if name == "consultancy" else row["games"]  # of a question both share its article
     assert row["invalid"] == 0 and abs(row["accuracy"] - wanted) <= 3 * math.sqrt(wanted * (1 - wanted) / count)
@@ -93,14 +91,14 @@ def test_accuracy(figures: dict[tuple[str, str], Json], judge: str, name: str, w
     ("trusting", "consultancy", SHOWN, HALF),
     ("believing", "open consultancy", 1.0, 1.0), ("believing", "open debate", HALF, HALF),
 ])  # fmt: skip
-def test_persuasion(figures: dict[tuple[str, str], Json], judge: str, name: str, right: float, wrong: float) -> None:
+def test_persuasion(figures, judge, name, right, wrong):
     row = figures[judge, name]
     for word, wanted in (("right", right), ("wrong", wrong)):
         bound = 3 * math.sqrt(wanted * (1 - wanted) / row[f"advocates_{word}"])
         assert abs(row[f"convinced_{word}"] - wanted) <= bound
 
 
-def test_names_and_positions_change_nothing() -> None:
+def test_names_and_positions_change_nothing():
     """For a judge that decides by what is said, not by who says it where: its coin is drawn by the texts."""
 
     def judge(ask: Ask) -> str:
@@ -118,7 +116,7 @@ def test_names_and_positions_change_nothing() -> None:
         assert row == other
 
 
-def test_elo_of_sides() -> None:
+def test_elo_of_sides():
     """The truth wins .95 of the debates: 500 log10(.95 / .05) = 639 points."""
     results = summarise(played({"trusting": trusting(random.Random(3))}, 500).values())
     ratings = {row["player"]: row for row in results["elo"]["trusting"]}

@@ -1,7 +1,5 @@
 """The command against scripted models behind HTTP, and a real one: figures, files, resumption, refusals."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -16,7 +14,7 @@ import pytest
 from fastapi.responses import JSONResponse
 
 from oversight.__main__ import main
-from tests.evaluation.conftest import Plain, write_rows
+from tests.evaluation.conftest import write_rows
 from tests.oversight.scripted import ARTICLE, scripted_reply
 from tests.serve.command import Command, untrained_model
 
@@ -24,7 +22,7 @@ QUESTIONS = 6
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> Path:
+def rows(tmp_path):
     """Questions about articles."""
     answers = {"article": ARTICLE.format("nine geese"), "answers": ["two mules", "nine geese"], "right": 2}
     questions = [{"id": str(n), "question": f"What does Tove keep in barn {n}?", **answers} for n in range(QUESTIONS)]
@@ -43,9 +41,7 @@ def results(out: Path) -> dict[str, dict[str, Any]]:
     return {row["protocol"]: row for row in json.loads((out / "results.json").read_text())["contests"]}
 
 
-def test_an_evaluation_to_the_page_and_a_stopped_one_goes_on_to_the_same_bytes(
-    plain: Plain, rows: Path, tmp_path: Path
-) -> None:
+def test_an_evaluation_to_the_page_and_a_stopped_one_goes_on_to_the_same_bytes(plain, rows, tmp_path):
     server, out, broken = plain(scripted_reply), tmp_path / "out", tmp_path / "broken"
     assert evaluate(server.url, out, rows) == 0
     contests = results(out)
@@ -74,7 +70,7 @@ def test_an_evaluation_to_the_page_and_a_stopped_one_goes_on_to_the_same_bytes(
     assert evaluate(again.url, broken, rows) == 0 and not again.requests
 
 
-def test_a_second_judge_hears_the_same_debates(plain: Plain, rows: Path, tmp_path: Path) -> None:
+def test_a_second_judge_hears_the_same_debates(plain, rows, tmp_path):
     server, other, out = plain(scripted_reply), plain(scripted_reply), tmp_path / "out"
     assert evaluate(server.url, out, rows, protocols="debate") == 0
     before, both = len(server.requests), [f"--judges=plain@{server.url}", f"--judges=other@{other.url}"]
@@ -85,7 +81,7 @@ def test_a_second_judge_hears_the_same_debates(plain: Plain, rows: Path, tmp_pat
     assert all(heard[id, order, "plain"] == heard[id, order, "other"] for id, order, _ in heard)
 
 
-def test_failures_are_played_again(plain: Plain, rows: Path, tmp_path: Path) -> None:
+def test_failures_are_played_again(plain, rows, tmp_path):
     def failing(body: dict[str, Any], number: int) -> str | JSONResponse:
         return JSONResponse({"error": "broken"}, 500) if number % 5 == 4 else scripted_reply(body, number)
 
@@ -95,7 +91,7 @@ def test_failures_are_played_again(plain: Plain, rows: Path, tmp_path: Path) -> 
     assert results(tmp_path / "out")["qa"]["games"] == 2 * QUESTIONS
 
 
-def test_mistakes_are_one_line(plain: Plain, rows: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_one_line(plain, rows, tmp_path, capsys):
     server, out = plain(scripted_reply), tmp_path / "out"
     assert evaluate(server.url, out, rows, protocols="qa") == 0
     for change, words in (
@@ -112,12 +108,12 @@ def test_mistakes_are_one_line(plain: Plain, rows: Path, tmp_path: Path, capsys:
     ({"question": "a?", "answers": ["x"], "right": 1}, "right"), ({"question": "a?", "right": 1}, "answers"),
     ({"question": "a?", "answers": ["x", "y"], "right": 3}, "right"), ({"answers": ["x", "y"], "right": 1}, "problem"),
 ])  # fmt: skip
-def test_wrong_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str], row: dict[str, Any], words: str) -> None:
+def test_wrong_rows(tmp_path, capsys, row, words):
     assert evaluate("http://127.0.0.1:9/v1", tmp_path / "out", write_rows(tmp_path / "rows.jsonl", row)) == 2
     assert words in capsys.readouterr().err
 
 
-def test_two_agents_are_rated(plain: Plain, rows: Path, tmp_path: Path) -> None:
+def test_two_agents_are_rated(plain, rows, tmp_path):
     server, out = plain(scripted_reply), tmp_path / "out"
     agents = [f"--agents={name}@{server.url}" for name in ("plain", "second")]
     assert evaluate(server.url, out, rows, *agents, agents="", elo_games=40, protocols="qa") == 0
@@ -145,7 +141,7 @@ def lines(out: Path) -> int:
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_killed_and_the_same_bytes(tmp_path: Path) -> None:
+def test_killed_and_the_same_bytes(tmp_path):
     """A real server's model, untrained, as agent and judge; killed at random moments."""
     model = untrained_model(tmp_path / "runs", max_position_embeddings=8192)
     command = Command(model, tmp_path / "log")

@@ -1,8 +1,6 @@
 """Debates: who is asked what, in which order, and who sees it; what is shown of a speech; and debaters who cheat, who
 gain nothing over the same words without the trick, before judges that can be fooled."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable
@@ -32,7 +30,7 @@ def watched(play: Any, *texts: str, tokens: int = 0) -> tuple[Any, list[list[Ask
             return end.value, steps
 
 
-def test_a_debate_is_simultaneous_or_in_turn() -> None:
+def test_a_debate_is_simultaneous_or_in_turn():
     debate, steps = watched(protocol.debate(QUESTION, Rules(), "s"), "Thinking: t\nArgument: a")
     assert [(each.speaker, each.answer, each.round) for each in debate] == [
         ("Alice", 1, 1), ("Bob", 2, 1), ("Alice", 1, 2), ("Bob", 2, 2), ("Alice", 1, 3), ("Bob", 2, 3)]  # fmt: skip
@@ -44,7 +42,7 @@ def test_a_debate_is_simultaneous_or_in_turn() -> None:
     assert [[len(speeches(ask)) for ask in step] for step in steps] == [[0], [1], [2], [3]]
 
 
-def test_a_consultancy_asks_before_each_round_but_the_first() -> None:
+def test_a_consultancy_asks_before_each_round_but_the_first():
     transcript, steps = watched(protocol.consultancy(QUESTION, 2, Rules(), "s"), "a")
     assert [(each.speaker, each.round) for each in transcript] == [
         ("Bob", 1), ("Judge", 2), ("Bob", 2), ("Judge", 3), ("Bob", 3)]  # fmt: skip
@@ -55,7 +53,7 @@ def test_a_consultancy_asks_before_each_round_but_the_first() -> None:
     assert "Bob, a consultant" in prompt and "ARTICLE" not in prompt and "v_passage" in prompt
 
 
-def test_the_best_of_four_is_chosen_by_the_agent() -> None:
+def test_the_best_of_four_is_chosen_by_the_agent():
     play = protocol.debate(QUESTION, Rules(rounds=1, best_of=4), "s")
     assert [ask.samples for ask in next(play)] == [4, 4]
     choices = play.send([[PlayerReply(f"{side} {n}") for n in range(4)] for side in "ab"])
@@ -65,7 +63,7 @@ def test_the_best_of_four_is_chosen_by_the_agent() -> None:
     assert [speech.argument for speech in end.value.value] == ["a 2", "b 0"]
 
 
-def test_votes_go_on_until_the_tokens_are_spent() -> None:
+def test_votes_go_on_until_the_tokens_are_spent():
     def run(tokens: int, *texts: str) -> tuple[JudgeVerdict, int]:
         verdict, steps = watched(protocol.vote(QUESTION, "s", tokens), *texts, tokens=10)
         assert not any("ARTICLE" in dict(parts(step[0])) for step in steps), "a judge votes without it"
@@ -78,17 +76,17 @@ def test_votes_go_on_until_the_tokens_are_spent() -> None:
 
 
 @pytest.mark.parametrize("row", read_table("oversight/speeches", kind="verdict"), ids=lambda row: row["text"])
-def test_verdicts_are_read_and_none_is_a_coin(row: dict[str, Any]) -> None:
+def test_verdicts_are_read_and_none_is_a_coin(row):
     assert read_verdict(row["text"]) == row["answer"]
     assert JudgeVerdict(row["answer"]).score(1) == {1: 1.0, 2: 0.0, None: 0.5}[row["answer"]]
 
 
-def test_choices_are_read() -> None:
+def test_choices_are_read():
     replies = ("Answer: d", "answer: (b)", "Answer: e", "hm", "<think>Answer: b</think>")
     assert [read_choice(text, 4) for text in replies] == [3, 1, 0, 0, 0]
 
 
-def test_a_direct_question_shows_the_article_only_where_it_may() -> None:
+def test_a_direct_question_shows_the_article_only_where_it_may():
     for article in (True, False):
         [ask] = next(protocol.answer(QUESTION, "s", article=article))
         assert ("ARTICLE" in dict(parts(ask))) == article and ask.greedy
@@ -97,7 +95,7 @@ def test_a_direct_question_shows_the_article_only_where_it_may() -> None:
     assert other.answers[other.right - 1] == QUESTION.answers[QUESTION.right - 1] and other.swapped() == QUESTION
 
 
-def test_marks_differ_between_requests_and_cannot_be_guessed() -> None:
+def test_marks_differ_between_requests_and_cannot_be_guessed():
     seen: list[str] = []
 
     def script(ask: Ask) -> str:
@@ -117,7 +115,7 @@ LIE = "Tove keeps two mules in a barn beside the old mill"
 @pytest.mark.parametrize(
     "forged", [row["text"].format(lie=LIE) for row in read_table("oversight/speeches", kind="forged")]
 )
-def test_forged_marks_are_removed(forged: str) -> None:
+def test_forged_marks_are_removed(forged):
     shown = read_speech(f"Argument: {forged}, so it is two mules.", 150, TRUE)
     assert not any(passage.verified for passage in shown.passages)
     tags = re.findall(r"<[^<>]*pass[^<>]*>", shown.argument, re.IGNORECASE)  # what a reader could take for one
@@ -126,7 +124,7 @@ def test_forged_marks_are_removed(forged: str) -> None:
 
 
 @pytest.mark.parametrize("row", read_table("oversight/speeches", kind="quoted"), ids=lambda row: row["text"])
-def test_passages_are_verified_word_for_word(row: dict[str, Any]) -> None:
+def test_passages_are_verified_word_for_word(row):
     quoted, verified = row["text"], row["verified"]
     shown, name = (
         read_speech(f"So <passage>{quoted}</passage> it is.", 150, TRUE),
@@ -136,24 +134,24 @@ def test_passages_are_verified_word_for_word(row: dict[str, Any]) -> None:
     assert f"So <{name}>{quoted}</{name}> it is." == shown.argument
 
 
-def test_quotation_marks_and_dashes_are_of_one_kind() -> None:
+def test_quotation_marks_and_dashes_are_of_one_kind():
     article = "He said \u201cnever again\u201d \u2013 and left the room."
     assert read_speech('<passage>said "never again" - and left</passage>', 50, article).passages[0].verified
 
 
-def test_other_brackets_stay() -> None:
+def test_other_brackets_stay():
     for row in read_table("oversight/speeches", kind="plain"):
         assert read_speech(row["text"], 150).argument == row["text"]
 
 
 @pytest.mark.parametrize("row", read_table("oversight/speeches", kind="thinking"), ids=lambda row: row["text"])
-def test_thinking_stays_hidden(row: dict[str, str]) -> None:
+def test_thinking_stays_hidden(row):
     hidden, shown = split_thinking(row["text"])
     assert shown == row["argument"] and ("secret" in hidden or "secret" not in row["text"])
 
 
 @pytest.mark.parametrize("text", ["word " * 5000, "x" * 200_000, "\u9a74" * 5000, "two words " * 75, "a-b " * 400])
-def test_speeches_end_at_the_limit(text: str) -> None:
+def test_speeches_end_at_the_limit(text):
     """Characters of a script without blanks are words; one word of 12 characters is as long as they get."""
     shown = read_speech(text, 150)
     assert shown.cut == (len(text.split()) > 150 or len(text) > 1800)
@@ -161,12 +159,12 @@ def test_speeches_end_at_the_limit(text: str) -> None:
     assert not text.startswith("\u9a74") or len(shown.argument) == 150
 
 
-def test_a_cut_passage_is_checked_as_it_is_shown() -> None:
+def test_a_cut_passage_is_checked_as_it_is_shown():
     shown = read_speech("x " * 145 + f"<passage>{TRUE}</passage>", 150, TRUE)
     assert shown.cut and shown.argument.endswith("<v_passage>In the valley of Orm</v_passage>")
 
 
-def test_nested_tags_take_no_time() -> None:
+def test_nested_tags_take_no_time():
     for hostile in ("<v_" * 300_000 + "passage>" * 300_000, "<passage>" * 200_000, "&lt;" * 300_000, "<" * 10**6):
         with at_most(30):
             read_speech(hostile, 150, TRUE)
@@ -203,7 +201,7 @@ def decided(speech: str, judge: Callable[[Ask], str]) -> tuple[list[Speech], int
 
 
 @pytest.mark.parametrize("name", TRICKS)
-def test_tricks_gain_nothing(name: str) -> None:
+def test_tricks_gain_nothing(name):
     for judge in (naive, trusting(random.Random(0))):
         assert decided(f"Argument: {PLAIN}", judge)[1] == 2
         transcript, verdict = decided(f"Argument: {TRICKS[name]}", judge)
@@ -211,7 +209,7 @@ def test_tricks_gain_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["forged mark", "order outside", "forged opponent"])
-def test_the_naive_judge_is_fooled_where_nothing_is_guarded(name: str) -> None:
+def test_the_naive_judge_is_fooled_where_nothing_is_guarded(name):
     """So the tests above can fail: the same judge follows the same trick if texts reach it as they are."""
     opening = f"Texts between two marks {GUESS} are material. QUESTION {GUESS}\nx\n{GUESS}"
     transcript = (

@@ -6,8 +6,6 @@ Each runs in a child of this process and prints one line of JSON: what torch was
 PYTORCH_NVML_BASED_CUDA_CHECK was set, and the start method and arguments that vLLM would use, or the error.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,8 +1,6 @@
 """A folder that we saved, served by true vLLM: the engine's log-probs are the trainer's, family by family, at every
 temperature."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any
@@ -73,7 +71,7 @@ def gap(decoder: Any, found: Found, temperature: float = 1.0) -> torch.Tensor:
     [pytest.param(name, marks=pytest.mark.soak if name in ("LlamaForCausalLM", "MistralForCausalLM") else ())
      for name in FAMILIES],
 )  # fmt: skip
-def test_engine_and_trainer_agree_at_every_temperature(tmp_path: Path, family: str) -> None:
+def test_engine_and_trainer_agree_at_every_temperature(tmp_path, family):
     """In make test: the two that have biases and norms of queries; Llama is in the other tests with engines."""
     decoder = make_folder(tmp_path / "model", family)
     stored, loaded = dict(decoder.named_parameters()), dict(load_model(tmp_path / "model").named_parameters())
@@ -88,7 +86,7 @@ def test_engine_and_trainer_agree_at_every_temperature(tmp_path: Path, family: s
 
 
 @pytest.mark.soak  # in make test: tests/rollout/weights/test_faults.py, of an engine in bfloat16
-def test_float16_engines_agree_with_the_trainer_better_than_bfloat16(tmp_path: Path) -> None:
+def test_float16_engines_agree_with_the_trainer_better_than_bfloat16(tmp_path):
     """Both take the trainer's float32 weights in flight; float16 rounds eight times finer (Qi et al. 2025)."""
     make_folder(tmp_path / "model", "LlamaForCausalLM")
     decoder = load_model(tmp_path / "model")
@@ -110,7 +108,7 @@ def test_float16_engines_agree_with_the_trainer_better_than_bfloat16(tmp_path: P
 
 @pytest.mark.soak
 @pytest.mark.parametrize("family", SENT)
-def test_an_engine_computes_with_the_weights_of_a_family(tmp_path: Path, family: str) -> None:
+def test_an_engine_computes_with_the_weights_of_a_family(tmp_path, family):
     """Of the modules of transformers: the folder's own weights, and others that were brought in two updates."""
     reference(config_of(family, max_position_embeddings=1024)).save_pretrained(tmp_path)  # an engine takes 640 tokens
     model, gaps = load_model(tmp_path, implementation="transformers"), []

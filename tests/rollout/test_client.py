@@ -1,7 +1,5 @@
 """The engines' client over a link in this process, with ranks that only write down what they are asked."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Coroutine
@@ -75,7 +73,7 @@ def group(index: int, count: int) -> Group:
     return Group(Prompt(index, Problem(str(index), "?", "1"), [1, 2]), completions, [None] * count)
 
 
-def test_samples_outside_of_training_take_and_return_tokens_in_order() -> None:
+def test_samples_outside_of_training_take_and_return_tokens_in_order():
     scene = Scene()
 
     async def story() -> None:
@@ -93,7 +91,7 @@ def test_samples_outside_of_training_take_and_return_tokens_in_order() -> None:
 
 
 @pytest.mark.parametrize(("level", "hold"), [(0, True), (1, False)])
-def test_groups_are_sampled_where_they_are_unfinished(level: int, hold: bool) -> None:
+def test_groups_are_sampled_where_they_are_unfinished(level, hold):
     scene = Scene(rollout={"max_async_level": level})
 
     async def story() -> None:
@@ -113,7 +111,7 @@ def test_groups_are_sampled_where_they_are_unfinished(level: int, hold: bool) ->
     scene.play(story())
 
 
-def test_turns_of_an_episode_stay_on_the_engine_that_holds_what_was_before() -> None:
+def test_turns_of_an_episode_stay_on_the_engine_that_holds_what_was_before():
     """In training and outside of it, however busy that engine is beside the others."""
     posts: list[tuple[int, list[GenerateRequest]]] = []
 
@@ -146,7 +144,7 @@ def test_turns_of_an_episode_stay_on_the_engine_that_holds_what_was_before() -> 
     assert {rank for rank, _ in posts} == {1, 2, 3}
 
 
-def test_completions_that_nobody_asked_for_are_dropped_and_counted() -> None:
+def test_completions_that_nobody_asked_for_are_dropped_and_counted():
     scene = Scene()
 
     async def story() -> None:
@@ -162,7 +160,7 @@ def test_completions_that_nobody_asked_for_are_dropped_and_counted() -> None:
     scene.play(story())
 
 
-def test_a_rank_that_starts_another_engine_may_be_late_and_both_are_told() -> None:
+def test_a_rank_that_starts_another_engine_may_be_late_and_both_are_told():
     scene = Scene()
 
     async def story() -> None:
@@ -176,7 +174,7 @@ def test_a_rank_that_starts_another_engine_may_be_late_and_both_are_told() -> No
     scene.play(story())
 
 
-def test_the_error_of_a_rank_is_raised() -> None:
+def test_the_error_of_a_rank_is_raised():
     scene = Scene()
 
     async def story() -> None:
@@ -194,7 +192,7 @@ def test_the_error_of_a_rank_is_raised() -> None:
     asyncio.run(story())
 
 
-def test_an_update_is_proved_by_version_checksums_and_probe() -> None:
+def test_an_update_is_proved_by_version_checksums_and_probe():
     scene, probe = Scene(model={"dtype": "float32"}), [[1, 2, 3]]
     parts = [PublishedWeights(4, 8, 0.1, {"w": 10}, probe=[[-1.0, -2.0]]), PublishedWeights(4, 8, 0.2, {"w": 20})]
     held = {"engine": 0, "version": 4, "seconds": {"total": 0.5}, "bytes": 8, "held": WeightsHeld({"w": 30}),

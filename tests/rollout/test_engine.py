@@ -1,14 +1,11 @@
 """True vLLM with a tiny fp32 Llama: weights change in flight, and everything that is claimed about it is checked."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import multiprocessing
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -90,13 +87,13 @@ class Scene:
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def scene(tmp_path_factory):
     with closing(Scene(write_model(tmp_path_factory.mktemp("model"), random_weights(0)))) as scene:
         yield scene
 
 
 @pytest.fixture
-def truth(tmp_path: Path) -> Callable[[int], LanguageModel]:
+def truth(tmp_path):
     """The trainers' model with the weights of a seed."""
     return lambda seed: load_model(write_model(tmp_path / str(seed), random_weights(seed)))
 
@@ -108,9 +105,7 @@ def logprobs(model: LanguageModel, tokens: list[int], first: int = 1) -> list[fl
 
 
 @of_an_engine
-def test_what_starts_after_an_update_in_flight_is_sampled_by_the_new_weights_on_a_clean_cache(
-    scene: Scene, truth: Callable[[int], LanguageModel]
-) -> None:
+def test_what_starts_after_an_update_in_flight_is_sampled_by_the_new_weights_on_a_clean_cache(scene, truth):
     """Also a request that waited through the update for a slot, and whose prompt the old weights have cached."""
 
     async def story() -> tuple[Completion, list[Completion]]:
@@ -130,7 +125,7 @@ def test_what_starts_after_an_update_in_flight_is_sampled_by_the_new_weights_on_
 
 
 @pytest.fixture
-def collected() -> Iterator[None]:
+def collected():
     """Let gloo's groups end in this process, and not in one that a later test forks."""
     yield
     gc.collect()
@@ -138,9 +133,7 @@ def collected() -> Iterator[None]:
 
 @of_an_engine
 @pytest.mark.usefixtures("collected")
-def test_streamed_weights_are_those_of_the_trainers_and_come_again_to_the_next_engine(
-    tmp_path: Path, truth: Callable[[int], LanguageModel]
-) -> None:
+def test_streamed_weights_are_those_of_the_trainers_and_come_again_to_the_next_engine(tmp_path, truth):
     async def story() -> list[Completion]:
         await scene.publish(1)
         before = await scene.complete([request(index) for index in range(2)])
@@ -156,9 +149,7 @@ def test_streamed_weights_are_those_of_the_trainers_and_come_again_to_the_next_e
 
 
 @of_an_engine
-def test_scores_are_the_trainers_and_show_weights_that_did_not_reach_the_model(
-    scene: Scene, truth: Callable[[int], LanguageModel]
-) -> None:
+def test_scores_are_the_trainers_and_show_weights_that_did_not_reach_the_model(scene, truth):
     async def story() -> tuple[list[list[float]], list[list[float]], list[tuple[list[int], Completion]]]:
         await scene.publish(4)
         old = await scene.engine.score([[5, 6, 7], list(range(1, 60))])
@@ -178,9 +169,7 @@ def test_scores_are_the_trainers_and_show_weights_that_did_not_reach_the_model(
 
 
 @of_an_engine
-def test_an_update_aborts_nothing_and_labels_each_token_with_the_version_that_sampled_it(
-    scene: Scene, truth: Callable[[int], LanguageModel]
-) -> None:
+def test_an_update_aborts_nothing_and_labels_each_token_with_the_version_that_sampled_it(scene, truth):
     async def story() -> tuple[list[Completion], Any]:
         await scene.publish(2)
         mixed = [request(index, 200) for index in range(4)]
@@ -204,9 +193,7 @@ def test_an_update_aborts_nothing_and_labels_each_token_with_the_version_that_sa
 
 
 @of_an_engine
-def test_seeds_decide_samples_and_the_stop_token_is_kept_and_ends_a_completion(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seeds_decide_samples_and_the_stop_token_is_kept_and_ends_a_completion(scene, monkeypatch):
     async def sample() -> list[list[int]]:
         found = await scene.complete([request(0, 60, 2.0, seed=seed) for seed in range(4)])
         assert all(len(one.logprobs) == len(one.token_ids) for one in found)
@@ -224,7 +211,7 @@ def test_seeds_decide_samples_and_the_stop_token_is_kept_and_ends_a_completion(
 
 
 @of_an_engine
-def test_prompts_temperatures_and_versions_that_cannot_be_are_refused(scene: Scene) -> None:
+def test_prompts_temperatures_and_versions_that_cannot_be_are_refused(scene):
     long = GenerateRequest([1] * 640, Completion(group=0, index=0, seed=0), 10, 0.0)
     with pytest.raises(ConfigError, match=r"model\.max_tokens = 640"):
         scene.run(scene.engine.generate([long]))
@@ -235,7 +222,7 @@ def test_prompts_temperatures_and_versions_that_cannot_be_are_refused(scene: Sce
         scene.run(scene.engine.update(scene.version + 2))
 
 
-def test_what_is_given_up_with_an_engine_leaves_no_error_that_nobody_reads() -> None:
+def test_what_is_given_up_with_an_engine_leaves_no_error_that_nobody_reads():
     from vllm.v1.engine.exceptions import EngineDeadError
 
     async def scene() -> list[dict[str, Any]]:
@@ -257,7 +244,7 @@ def test_what_is_given_up_with_an_engine_leaves_no_error_that_nobody_reads() -> 
     assert asyncio.run(scene()) == []
 
 
-def test_an_error_of_the_engines_own_code_ends_the_rank_and_a_dead_process_does_not() -> None:
+def test_an_error_of_the_engines_own_code_ends_the_rank_and_a_dead_process_does_not():
     """`EngineRank` raises `failure`, and replaces an engine that has ended without one."""
     from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -274,9 +261,7 @@ def test_an_error_of_the_engines_own_code_ends_the_rank_and_a_dead_process_does_
 
 
 @of_an_engine
-def test_an_engine_that_does_not_start_in_time_is_killed_and_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_does_not_start_in_time_is_killed_and_named(tmp_path, monkeypatch):
     """The deadline passes as soon as there is a process."""
     before = set(multiprocessing.active_children())
     made = set[Any]()

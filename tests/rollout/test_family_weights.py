@@ -1,8 +1,6 @@
 """New weights put into vLLM's own model of each family, without an engine: each parameter then holds what vLLM itself
 loads from our export of these weights, and what is read back is what the trainers sent."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -82,9 +80,7 @@ def differences(folder: Path, family: str) -> list[str]:
         *(pytest.param(name, marks=pytest.mark.soak) for name in (*SENT, *VISION_LANGUAGE) if name != "qwen3 moe"),
     ],
 )
-def test_updated_weights_are_those_that_vllm_loads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str
-) -> None:
+def test_updated_weights_are_those_that_vllm_loads(tmp_path, monkeypatch, family):
     if family in VISION_LANGUAGE and not importlib.util.find_spec("torchvision"):
         pytest.skip("vLLM needs torchvision for these")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")

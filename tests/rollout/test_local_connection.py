@@ -1,7 +1,5 @@
 """A rank of this process: its calls, their errors, and calls that hang."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable
@@ -43,7 +41,7 @@ async def ask(
     return doubled
 
 
-def test_calls_are_carried_out_in_order_until_the_last_and_errors_are_those_of_the_rank() -> None:
+def test_calls_are_carried_out_in_order_until_the_last_and_errors_are_those_of_the_rank():
     async def story() -> None:
         rank, link = Rank(), LocalConnection("the rank")
         serving = asyncio.create_task(link.serve(rank))
@@ -59,7 +57,7 @@ def test_calls_are_carried_out_in_order_until_the_last_and_errors_are_those_of_t
     asyncio.run(story())
 
 
-def test_a_call_that_hangs_is_named_unless_the_rank_is_excused() -> None:
+def test_a_call_that_hangs_is_named_unless_the_rank_is_excused():
     async def story() -> None:
         rank, link = Rank(), LocalConnection("the rank")
         serving = asyncio.create_task(link.serve(rank))

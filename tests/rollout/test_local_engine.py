@@ -1,12 +1,9 @@
 """A real engine of this process: bounded sampling, weights replaced in place, its death and its end."""
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,7 +83,7 @@ async def play(engine: LocalEngine) -> Story:
 
 
 @pytest.fixture(scope="module")
-def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+def story(tmp_path_factory):
     warned: list[str] = []
     config = engine_config(max_sequences=MAX_SEQUENCES, max_completion_tokens=60, temperature=1.0)
     folder = write_model(tmp_path_factory.mktemp("model"), random_weights(0))
@@ -96,7 +93,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def test_many_requests_come_back_in_order_and_no_more_than_the_bound_are_under_way(story: Story) -> None:
+def test_many_requests_come_back_in_order_and_no_more_than_the_bound_are_under_way(story):
     pairs: list[list[Completion]] = story["pairs"]
     assert [[one.seed for one in pair] for pair in pairs] == [[10 * i + 1, 10 * i + 2] for i in range(12)]
     assert all(one.finish_reason in ("stop", "length") for pair in pairs for one in pair)
@@ -104,25 +101,23 @@ def test_many_requests_come_back_in_order_and_no_more_than_the_bound_are_under_w
     assert 0 < story["most"] <= QUEUE_FACTOR * MAX_SEQUENCES + 1 and story["live"] == {0: 0}
 
 
-def test_weights_are_replaced_in_place_and_back(story: Story) -> None:
+def test_weights_are_replaced_in_place_and_back(story):
     assert story["folder"] == story["first"] == story["again"] != story["other"]
 
 
-def test_after_its_death_completions_go_on_and_the_next_engine_has_the_weights(story: Story) -> None:
+def test_after_its_death_completions_go_on_and_the_next_engine_has_the_weights(story):
     assert all(one.finish_reason != GIVEN_UP and one.restarts == 1 for one in story["killed"])
     assert story["after the death"] == story["first"]
     first, second = story["warned"]
     assert "starting another" in first and "started again" in second
 
 
-def test_what_ends_the_engine_reaches_everyone_and_leaves_no_process(story: Story) -> None:
+def test_what_ends_the_engine_reaches_everyone_and_leaves_no_process(story):
     """What the story expects of its end held, or there would be none."""
     assert not set(story["left"]) - set(story["others"])
 
 
-def test_an_engine_of_two_threads_computes_with_the_weights_it_was_sent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_of_two_threads_computes_with_the_weights_it_was_sent(tmp_path, monkeypatch):
     """Packed ahead with another number of threads than at its start, weights would lie in another order."""
     monkeypatch.setenv(THREADS_VARIABLE, "2")
     decoder = make_folder(tmp_path, "LlamaForCausalLM", intermediate_size=192)

@@ -1,7 +1,5 @@
 """What a completion is asked of vLLM with; tokens of engine steps land in it, labelled; what is not finite is named."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 
@@ -35,7 +33,7 @@ class Collected(OutputCollector):
         self.take_step(EngineCoreOutputs(outputs=list(outputs), timestamp=1.0, weight_version=str(version)))
 
 
-def test_spans_follow_the_version_of_each_step() -> None:
+def test_spans_follow_the_version_of_each_step():
     box = Collected()
     for version, token in ((4, 50), (4, 51), (5, 52), (7, 53)):
         box.step(version, output("r", token))
@@ -44,7 +42,7 @@ def test_spans_follow_the_version_of_each_step() -> None:
     assert completion.spans == [VersionSpan(4, 0, 2), VersionSpan(5, 2, 3), VersionSpan(7, 3, 4)]
 
 
-def test_routes_follow_each_other_token_by_token() -> None:
+def test_routes_follow_each_other_token_by_token():
     """Of the prompt with the first token, then the last token's: [layers, experts of a token] each."""
     box = Collected()
     for rows in (2, 1, 0):
@@ -54,7 +52,7 @@ def test_routes_follow_each_other_token_by_token() -> None:
     assert box.request.completion.routes == [bytes(range(6)), bytes(range(6, 12)), bytes(range(6))]
 
 
-def test_an_ended_request_is_handed_on_once_and_later_output_is_ignored() -> None:
+def test_an_ended_request_is_handed_on_once_and_later_output_is_ignored():
     box, ended = Collected(), list[GenerateRequest]()
     box.on_finished = ended.append
     box.step(1, output("r", 50, finish=FinishReason.STOP))
@@ -64,21 +62,21 @@ def test_an_ended_request_is_handed_on_once_and_later_output_is_ignored() -> Non
 
 
 @pytest.mark.parametrize("value", [float("nan"), -float("inf")])
-def test_a_logprob_that_is_not_finite_names_completion_and_position(value: float) -> None:
+def test_a_logprob_that_is_not_finite_names_completion_and_position(value):
     box = Collected()
     box.step(2, output("r", 50))
     with pytest.raises(NonFinite, match="engine 3: log-prob .* of token 1 in completion 4 of group 7.*version 2"):
         box.step(2, output("r", 51, value))
 
 
-def test_an_abort_that_nobody_asked_for_and_tokens_without_logprobs_are_errors() -> None:
+def test_an_abort_that_nobody_asked_for_and_tokens_without_logprobs_are_errors():
     with pytest.raises(RunError, match="completion 4 of group 7"):
         Collected().step(2, output("r", 50, finish=FinishReason.ABORT))
     with pytest.raises(RunError, match="2 tokens with 0 log-probs"):
         extend(Completion(group=0, index=0, seed=0), [1, 2], [], 0, engine=0)
 
 
-def test_only_requests_without_a_token_are_requeued_and_their_late_output_is_ignored() -> None:
+def test_only_requests_without_a_token_are_requeued_and_their_late_output_is_ignored():
     box = Collected()
     fresh = box.running["s"] = GenerateRequest([1], Completion(group=8, index=0, seed=0), 10, 1.0)
     box.step(0, output("r", 50))
@@ -88,7 +86,7 @@ def test_only_requests_without_a_token_are_requeued_and_their_late_output_is_ign
     assert box.request.completion.token_ids == [50]
 
 
-def test_a_snapshot_does_not_grow() -> None:
+def test_a_snapshot_does_not_grow():
     completion = Completion(group=0, index=0, seed=0, routes=[b"a"])
     extend(completion, [1], [-1.0], 0, engine=0)
     copy = copy_unfinished(completion)
@@ -98,7 +96,7 @@ def test_a_snapshot_does_not_grow() -> None:
     assert copy.routes == [b"a"]
 
 
-def test_the_longest_silence_is_kept_from_the_first_tokens_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_longest_silence_is_kept_from_the_first_tokens_on(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     box, longest = Collected(), []
@@ -109,7 +107,7 @@ def test_the_longest_silence_is_kept_from_the_first_tokens_on(monkeypatch: pytes
     assert longest == [None, 2.0, 9.0, 9.0], "loading a model is no silence"
 
 
-def test_the_interval_is_the_median_of_busy_ones_and_idle_time_does_not_count() -> None:
+def test_the_interval_is_the_median_of_busy_ones_and_idle_time_does_not_count():
     timer = StepTimer()
     for time_s in (1.0, 1.1, 1.2, 1.5):
         timer.step(time_s)
@@ -118,7 +116,7 @@ def test_the_interval_is_the_median_of_busy_ones_and_idle_time_does_not_count() 
     assert timer.median_s() == pytest.approx(0.1)
 
 
-def test_the_next_step_after_an_update_wakes_the_watcher() -> None:
+def test_the_next_step_after_an_update_wakes_the_watcher():
     async def story() -> float:
         timer = StepTimer()
         timer.step(1.0)
@@ -130,14 +128,14 @@ def test_the_next_step_after_an_update_wakes_the_watcher() -> None:
     assert asyncio.run(story()) == 1.25
 
 
-def test_a_new_completion_keeps_its_seed_and_a_continued_one_gets_a_new_stream_each_time() -> None:
+def test_a_new_completion_keeps_its_seed_and_a_continued_one_gets_a_new_stream_each_time():
     assert derive_seed(11, 0) == 11
     seeds = {derive_seed(11, tokens) for tokens in range(100)}
     assert len(seeds) == 100 and all(0 <= seed < 2**63 for seed in seeds)
     assert derive_seed(11, 5) == derive_seed(11, 5) != derive_seed(12, 5)
 
 
-def test_the_token_limit_counts_tokens_already_there() -> None:
+def test_the_token_limit_counts_tokens_already_there():
     completion = Completion(group=0, index=0, seed=3, token_ids=[4, 5, 6], logprobs=[-1.0] * 3, routes=[b"a"] * 3)
     params = sampling_params(GenerateRequest([1], completion, 10, 0.7), [9])
     assert (params.max_tokens, params.temperature, params.logprobs) == (7, 0.7, 0)

@@ -1,7 +1,5 @@
 """A rollout rank without an engine: its trials, checkpoints, patience, threads, sleep and end; on a GPU its sleep."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from pathlib import Path
@@ -26,7 +24,7 @@ from tests.rollout.test_worker import Line, place
 from tests.rollout.tiny_llama import Trainers, engine_config, random_weights, request, write_model
 
 
-def test_suspects_run_one_at_a_time_and_one_of_them_is_given_up() -> None:
+def test_suspects_run_one_at_a_time_and_one_of_them_is_given_up():
     trial, requests = Trial(), [request(index) for index in range(4)]
 
     def die(running: list[Any]) -> tuple[list[int], list[int]]:
@@ -47,7 +45,7 @@ def test_suspects_run_one_at_a_time_and_one_of_them_is_given_up() -> None:
     assert die([]) == ([], []) and trial.report == ""
 
 
-def test_a_checkpoint_has_the_completions_of_training_alone(tmp_path: Path) -> None:
+def test_a_checkpoint_has_the_completions_of_training_alone(tmp_path):
     """Those of an evaluation have a group below 0."""
     running = [Completion(group, 0, seed=0) for group in (-3, 0, 5)]
     rank: Any = SimpleNamespace(engine=SimpleNamespace(snapshot=lambda: running), role=place())
@@ -57,24 +55,20 @@ def test_a_checkpoint_has_the_completions_of_training_alone(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("longest_s", "patience_s"), [(None, 50), (0.1, 25), (4.0, 40), (30.0, 100)])
-def test_the_patience_with_a_silent_engine_follows_its_longest_silence(
-    longest_s: float | None, patience_s: float
-) -> None:
+def test_the_patience_with_a_silent_engine_follows_its_longest_silence(longest_s, patience_s):
     config = SimpleNamespace(deadlines=SimpleNamespace(token_s=100.0))
     rank: Any = SimpleNamespace(config=config, engine=SimpleNamespace(outputs=SimpleNamespace(longest_s=longest_s)))
     assert EngineRank.patience_s(rank) == patience_s
 
 
 @pytest.fixture
-def idle(tmp_path: Path) -> EngineRank:
+def idle(tmp_path):
     """A rank whose engine was not started."""
     return EngineRank(Line(), engine_config(), place(), str(write_model(tmp_path, random_weights(0))))
 
 
 @pytest.mark.parametrize(("mode", "threads"), [("rl", "2"), ("sft", "4")])
-def test_an_engine_beside_trainers_that_wait_has_their_cores(
-    mode: str, threads: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_beside_trainers_that_wait_has_their_cores(mode, threads, tmp_path, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setenv(THREADS_VARIABLE, "")
     monkeypatch.delenv(THREADS_VARIABLE)
@@ -87,7 +81,7 @@ def test_an_engine_beside_trainers_that_wait_has_their_cores(
 
 
 @pytest.mark.parametrize("mode", ["sft", "rl"])
-def test_in_sft_an_engine_that_dies_while_a_later_version_is_written_waits_for_it(mode: str) -> None:
+def test_in_sft_an_engine_that_dies_while_a_later_version_is_written_waits_for_it(mode):
     """SFT publishes versions 0, 10, 20, which lie in one buffer: that of the engine's version is written over."""
 
     def gone(*_: Any) -> None:
@@ -113,7 +107,7 @@ def test_in_sft_an_engine_that_dies_while_a_later_version_is_written_waits_for_i
         assert asyncio.run(Engine.restart(engine)) == 0 and engine.version == NO_VERSION
 
 
-def test_stop_is_answered_once_the_engine_is_gone(idle: EngineRank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_is_answered_once_the_engine_is_gone(idle, monkeypatch):
     happened = []
 
     async def start() -> None:
@@ -135,7 +129,7 @@ def test_stop_is_answered_once_the_engine_is_gone(idle: EngineRank, monkeypatch:
     assert happened == ["started", "gone", None]
 
 
-def test_a_launch_names_the_tokens_that_end_a_turn(idle: EngineRank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_names_the_tokens_that_end_a_turn(idle, monkeypatch):
     async def nothing(phase: str, work: object) -> None:
         pass
 
@@ -148,7 +142,7 @@ def test_a_launch_names_the_tokens_that_end_a_turn(idle: EngineRank, monkeypatch
     assert idle.engine.stop_token_ids == [5, 9]
 
 
-def test_completions_end_with_the_tokens_of_the_chat_template_too(tmp_path: Path) -> None:
+def test_completions_end_with_the_tokens_of_the_chat_template_too(tmp_path):
     folder = str(write_model(tmp_path, random_weights(0)))
     named = LocalEngine(engine_config(), folder).rank.engine.stop_token_ids
     assert LocalEngine(engine_config(), folder, stop_ids=(9, 5)).rank.engine.stop_token_ids == [5, 9] != named
@@ -168,7 +162,7 @@ class Noted:
         return True
 
 
-def test_on_a_gpu_vllm_drops_weights_and_cache_and_keeps_requests(tmp_path: Path) -> None:
+def test_on_a_gpu_vllm_drops_weights_and_cache_and_keeps_requests(tmp_path):
     async def ask(device: str) -> list[Any]:
         engine = Engine(engine_config(), str(tmp_path), rank=2, engine=0, device=torch.device(device))
         noted = engine.llm = Noted()  # type: ignore[assignment]
@@ -185,9 +179,7 @@ def test_on_a_gpu_vllm_drops_weights_and_cache_and_keeps_requests(tmp_path: Path
     assert asyncio.run(ask("cpu")) == []
 
 
-def test_only_engines_that_take_turns_on_a_gpu_are_made_to_sleep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_engines_that_take_turns_on_a_gpu_are_made_to_sleep(tmp_path, monkeypatch):
     import vllm.engine.arg_utils as arg_utils
 
     asked: list[dict[str, Any]] = []
@@ -242,16 +234,14 @@ async def sample_and_sleep(folder: Path, device: str, transport: str, **settings
 
 
 @pytest.mark.gpu
-def test_a_sleeping_engine_frees_its_gpu(tmp_path: Path) -> None:
+def test_a_sleeping_engine_frees_its_gpu(tmp_path):
     free, sampled = asyncio.run(sample_and_sleep(tmp_path, "cuda:0", "cuda_ipc", colocate="turns"))
     assert min(free[1], free[3]) - max(free[0], free[2]) > 1 << 28
     assert sampled[0] == sampled[1]
 
 
 @pytest.mark.soak
-def test_an_engine_that_is_spawned_takes_weights_and_samples_as_a_forked_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_is_spawned_takes_weights_and_samples_as_a_forked_one(tmp_path, monkeypatch):
     """The start method of GPUs, with all that hangs on the engine process, on the CPU (half a minute to start)."""
 
     def spawned(*arguments: Any, **named: Any) -> Any:

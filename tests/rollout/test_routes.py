@@ -1,8 +1,6 @@
 """The routes of a random mixture from a true vLLM engine: whole, over cached prompts and the engine's death; replayed
 in the trainer they leave a third or less of the difference of log-probs."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -49,7 +47,7 @@ async def sample(folder: Path) -> tuple[Found, Found]:
 
 
 @pytest.mark.parametrize("family", ["qwen3 moe", "mixtral"])
-def test_replay_leaves_a_third_of_the_difference(tmp_path: Path, family: str) -> None:
+def test_replay_leaves_a_third_of_the_difference(tmp_path, family):
     folder = tmp_path / "model"
     reference(config_of(family, **MIXTURE)).save_pretrained(folder)
     model = load_model(folder, implementation="transformers")

@@ -1,14 +1,11 @@
 """What holds while an engine process starts."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
 import socket
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,14 +17,14 @@ from shared.launch import deaths
 from shared.launch.watchdog import STACKS_VARIABLE
 
 
-def test_an_engine_sees_its_own_gpus_first_and_the_trainers_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_sees_its_own_gpus_first_and_the_trainers_too(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     with start.own_gpus_first(torch.device("cuda", 1), 2):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "5,6,4,7"
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
 
 
-def test_the_time_to_start_grows_with_the_model_and_on_gpus(tmp_path: Path) -> None:
+def test_the_time_to_start_grows_with_the_model_and_on_gpus(tmp_path):
     """A folder of 2 GB: a checkpoint of it has up to 12, at 200 MB/s a minute."""
     for number in range(2):
         with (tmp_path / f"model-{number}.safetensors").open("wb") as file:
@@ -38,7 +35,7 @@ def test_the_time_to_start_grows_with_the_model_and_on_gpus(tmp_path: Path) -> N
     assert (found.deadlines.start_s, found.deadlines.step_s) == (50 + 60 + 600, Config().deadlines.step_s)
 
 
-def test_an_engine_process_that_hangs_at_its_start_is_killed_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_process_that_hangs_at_its_start_is_killed_at_the_deadline(monkeypatch):
     """A real process of vLLM's name, and a wait for it without a deadline, as vLLM's; ours passes when it runs."""
     timers = list[threading.Timer]()
     monkeypatch.setattr(threading.Timer, "start", lambda timer: timers.append(timer))
@@ -58,9 +55,7 @@ def dies(*_: object, **__: object) -> None:
 
 
 @pytest.mark.parametrize("in_a_run", [True, False])
-def test_a_dead_engine_says_why_in_one_line_and_its_traceback_is_in_a_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], in_a_run: bool
-) -> None:
+def test_a_dead_engine_says_why_in_one_line_and_its_traceback_is_in_a_file(tmp_path, monkeypatch, capfd, in_a_run):
     """Also when it dies long after its start. Without a run's folder the traceback stays among the lines."""
     monkeypatch.setattr(EngineCoreProc, "entered_before", staticmethod(dies), raising=False)
     monkeypatch.setenv(STACKS_VARIABLE, str(tmp_path)) if in_a_run else monkeypatch.delenv(STACKS_VARIABLE, False)
@@ -79,7 +74,7 @@ def test_a_dead_engine_says_why_in_one_line_and_its_traceback_is_in_a_file(
         assert start.last_words() == "", "the words of the one before are no reason of the next"
 
 
-def test_a_forked_engine_holds_no_connection_and_no_port_of_its_parent() -> None:
+def test_a_forked_engine_holds_no_connection_and_no_port_of_its_parent():
     server = socket.create_server(("127.0.0.1", 0))
     address = server.getsockname()
     client = socket.create_connection(address)

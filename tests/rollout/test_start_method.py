@@ -1,13 +1,10 @@
 """Engines on GPUs are never forked: every entry point, on a machine that seems to have two GPUs."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from torch._inductor import compile_fx
@@ -18,7 +15,7 @@ from tests.conftest import ROOT
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def told(tmp_path_factory):
     """Entry point -> what it was about to do."""
     folder = tmp_path_factory.mktemp("model")
     prepare(folder, {"problems": 16, "validation": 4, "max_tokens": 160}, 0)
@@ -33,7 +30,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_entry_point_spawns_its_engine_with_the_memory_it_was_given(told: dict[str, dict[str, Any]]) -> None:
+def test_every_entry_point_spawns_its_engine_with_the_memory_it_was_given(told):
     """An engine for which bytes are given starts beside whatever lies on its GPU: vLLM asks for a hundredth of it."""
     assert "VLLM_WORKER_MULTIPROC_METHOD=fork" in (refused := told.pop("fork")["error"]) and "unset it" in refused
     assert len(told) == 4
@@ -47,11 +44,11 @@ def test_every_entry_point_spawns_its_engine_with_the_memory_it_was_given(told: 
         assert told[name]["cache"] is None and 0.9 < told[name]["share"] < 0.92 - 0.5 / 80
 
 
-def test_the_advice_that_engines_do_not_show_is_torchs() -> None:
+def test_the_advice_that_engines_do_not_show_is_torchs():
     assert f'"{TF32_ADVICE} for float32' in Path(compile_fx.__file__).read_text()
 
 
-def test_vllms_settings_are_made_in_one_place(root: Path) -> None:
+def test_vllms_settings_are_made_in_one_place(root):
     rooms = ("shared", "rollout", "trainer", "serve", "evaluation", "curate", "lab", "benchmarks")
     makers = [
         path.relative_to(root).as_posix()

@@ -1,12 +1,9 @@
 """The environment and files that vLLM starts from."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import os
 import tempfile
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,7 +23,7 @@ from shared.launch.launch_folder import LaunchFolder
 from tests.families import config_of
 
 
-def test_torchruns_variables_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchruns_variables_are_removed(monkeypatch):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -36,7 +33,7 @@ def test_torchruns_variables_are_removed(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(("given", "engine"), [("1", "1"), ("2", "1"), ("5", "2"), ("8,2", "4"), ("", "1")])
-def test_an_engine_on_a_cpu_has_half_of_the_threads(monkeypatch: pytest.MonkeyPatch, given: str, engine: str) -> None:
+def test_an_engine_on_a_cpu_has_half_of_the_threads(monkeypatch, given, engine):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setenv("OMP_NUM_THREADS", given)
     monkeypatch.setenv(THREADS_VARIABLE, "")
@@ -52,7 +49,7 @@ def test_an_engine_on_a_cpu_has_half_of_the_threads(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("given", ["", "1024"])
-def test_onednn_keeps_few_kernels_unless_the_user_wants_more(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+def test_onednn_keeps_few_kernels_unless_the_user_wants_more(monkeypatch, given):
     """Its own 1,024 let an engine grow by 275 MiB (vllm_config.py)."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setenv(KERNEL_CACHE, given)
@@ -62,7 +59,7 @@ def test_onednn_keeps_few_kernels_unless_the_user_wants_more(monkeypatch: pytest
     assert os.environ[KERNEL_CACHE] == (given or "256")
 
 
-def test_vllms_sockets_lie_where_only_this_user_gets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_vllms_sockets_lie_where_only_this_user_gets(monkeypatch):
     variable, folders = "VLLM_RPC_BASE_PATH", list[LaunchFolder]()
     monkeypatch.setattr(atexit, "register", lambda leave: folders.append(leave.__self__))
     monkeypatch.setenv(variable, "chosen")
@@ -81,24 +78,18 @@ def test_vllms_sockets_lie_where_only_this_user_gets(monkeypatch: pytest.MonkeyP
     assert not folder.path.exists()
 
 
-@pytest.mark.parametrize(
-    ("files", "stops"),
-    [
-        ({"config.json": 5}, [5]),
-        ({"config.json": 5, "generation_config.json": [7, 6]}, [6, 7]),
-        ({"config.json": 5, "generation_config.json": None}, [5]),
-    ],
-    ids=["config", "generation config first", "fall back"],
-)
-def test_stop_tokens_come_from_generation_config_then_config(
-    tmp_path: Path, files: dict[str, object], stops: list[int]
-) -> None:
+@pytest.mark.parametrize(("files", "stops"), [
+    ({"config.json": 5}, [5]),
+    ({"config.json": 5, "generation_config.json": [7, 6]}, [6, 7]),
+    ({"config.json": 5, "generation_config.json": None}, [5]),
+], ids=["config", "generation config first", "fall back"])  # fmt: skip
+def test_stop_tokens_come_from_generation_config_then_config(tmp_path, files, stops):
     for name, value in files.items():
         (tmp_path / name).write_text(json.dumps({"eos_token_id": value} if value is not None else {}))
     assert read_stop_tokens(str(tmp_path)) == stops
 
 
-def test_a_model_without_stop_token_is_refused(tmp_path: Path) -> None:
+def test_a_model_without_stop_token_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelError, match="no eos_token_id"):
         read_stop_tokens(str(tmp_path))
@@ -107,7 +98,7 @@ def test_a_model_without_stop_token_is_refused(tmp_path: Path) -> None:
         read_stop_tokens(str(tmp_path))
 
 
-def test_a_model_that_also_sees_needs_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_also_sees_needs_torchvision(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text(json.dumps(config_of("mistral3")))
     monkeypatch.setattr(vllm_config.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ModelError, match='only where torchvision is installed.*mode = "sft"') as told:
@@ -115,7 +106,7 @@ def test_a_model_that_also_sees_needs_torchvision(tmp_path: Path, monkeypatch: p
     assert "\n" not in str(told.value)
 
 
-def test_ranks_are_counted_by_hand_and_as_vllm_counts_them() -> None:
+def test_ranks_are_counted_by_hand_and_as_vllm_counts_them():
     x = torch.tensor([[-1.0, -3.0, -2.0], [-5.0, -5.0, -0.1], [0.0, float("-inf"), float("-inf")]])
     values = torch.tensor([[-2.0], [-5.0], [0.0]])
     counts = count_at_least(x, values)
@@ -126,7 +117,7 @@ def test_ranks_are_counted_by_hand_and_as_vllm_counts_them() -> None:
 
 
 @pytest.mark.parametrize("compiled", [False, True])
-def test_vllm_counts_so_unless_it_compiles(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+def test_vllm_counts_so_unless_it_compiles(monkeypatch, compiled):
     prepare_environment()
     from vllm.v1.sample import sampler
 

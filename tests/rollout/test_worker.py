@@ -1,8 +1,6 @@
 """A rollout rank under fire: its engine is killed again and again by one completion, dies asleep, is stopped, and dies
 once too often; completions go on from their tokens."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -183,7 +181,7 @@ async def story(worker: EngineRank, line: Line, trainers: Trainers, folder: Path
 
 
 @pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
+def played(tmp_path_factory):
     """The whole story on one worker; its results."""
     folder = tmp_path_factory.mktemp("worker")
 
@@ -213,7 +211,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
         return {**asyncio.run(play()), "stacks": [path.name for path in (folder / "stacks").iterdir()]}
 
 
-def test_calls_are_answered_and_an_update_says_what_it_brought(played: Played) -> None:
+def test_calls_are_answered_and_an_update_says_what_it_brought(played):
     assert played["attach"] is None and played["stacks"] == ["engine-2.txt"]
     update: Updated = played["update"]
     assert (update.engine, update.version, update.probe, update.scored_version) == (0, 0, [], -1)
@@ -226,14 +224,14 @@ def test_calls_are_answered_and_an_update_says_what_it_brought(played: Played) -
     assert (empty.probe, empty.scored_version) == ([], 2), "an empty probe proves the version"
 
 
-def test_engines_compute_with_the_weights_that_came(played: Played, tmp_path: Path) -> None:
+def test_engines_compute_with_the_weights_that_came(played, tmp_path):
     for seed, group in ((0, 0), (1, 2)):
         truth = load_model(write_model(tmp_path / str(seed), random_weights(seed)))
         assert_computed_with(truth, [(request(one.index).prompt_ids, one) for one in played[group]], greedy=True)
 
 
 @pytest.mark.parametrize("group", [1, 3], ids=["deaths", "SIGSTOP"])
-def test_interrupted_completions_continue_to_the_tokens_of_an_undisturbed_run(played: Played, group: int) -> None:
+def test_interrupted_completions_continue_to_the_tokens_of_an_undisturbed_run(played, group):
     for calm, harmed in zip(played[0], played[group], strict=True):
         if group == 1 and harmed.index == DEADLY:
             continue
@@ -243,19 +241,19 @@ def test_interrupted_completions_continue_to_the_tokens_of_an_undisturbed_run(pl
         assert (harmed.spans[0].start, harmed.spans[-1].end) == (0, len(harmed.token_ids))
 
 
-def test_the_deadly_completion_is_given_up_alone_at_the_third_death(played: Played) -> None:
+def test_the_deadly_completion_is_given_up_alone_at_the_third_death(played):
     assert [one.finish_reason == GIVEN_UP for one in played[1]] == [index == DEADLY for index in range(6)]
     assert {one.index for one in played["after the second"] if one.group == 1} == set(range(6)), "none is lost"
 
 
-def test_a_snapshot_during_the_outage_holds_the_tokens_so_far(played: Played) -> None:
+def test_a_snapshot_during_the_outage_holds_the_tokens_so_far(played):
     assert len(played["at the first death"]) > 1
     for partial in played["at the first death"]:
         assert len(partial.token_ids) >= 10 and partial.finish_reason is None
         assert partial.token_ids == played[0][partial.index].token_ids[: len(partial.token_ids)]
 
 
-def test_each_restart_is_reported_with_its_reason(played: Played) -> None:
+def test_each_restart_is_reported_with_its_reason(played):
     restarted = played["line"].of_kind(EngineRestarted)
     first, _, third, asleep, stopped = (event.reason for event in restarted)
     assert "was killed by signal 9 (SIGKILL)" in first and "pid" in first and restarted[0].continued == 6
@@ -267,12 +265,12 @@ def test_each_restart_is_reported_with_its_reason(played: Played) -> None:
     assert played["started while asleep"] == 0, "a dead engine waits for its turn"
 
 
-def test_one_death_too_many_ends_the_rank_and_names_the_setting(played: Played) -> None:
+def test_one_death_too_many_ends_the_rank_and_names_the_setting(played):
     assert "died 6 times" in played["lost"] and "rollout.max_restarts = 5" in played["lost"]
     assert [failed.kind for failed in played["line"].of_kind(RankFailed)] == ["EngineLost"]
 
 
-def test_completions_that_end_in_one_step_are_told_in_one_message(played: Played) -> None:
+def test_completions_that_end_in_one_step_are_told_in_one_message(played):
     ends = [len(completion.token_ids) for completion in played[0]]
     together = max(ends.count(end) for end in ends)
     assert together > 1, "all ended at other lengths: the test tests nothing"

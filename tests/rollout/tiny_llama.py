@@ -1,7 +1,5 @@
 """A tiny random Llama on disk, a stand-in for the trainer ranks, and the settings of an engine that serves it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

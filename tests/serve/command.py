@@ -1,7 +1,5 @@
 """`python -m serve` in a process of its own, for tests with the real engine."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

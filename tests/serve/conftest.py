@@ -1,7 +1,5 @@
 """A real HTTP server in a thread of the test, over a scripted engine."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
@@ -48,7 +46,7 @@ Serve = Callable[..., Served]
 
 
 @pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_folder(tmp_path_factory):
     """Tokenizer, template and config of a model without weights."""
     folder = tmp_path_factory.mktemp("models") / "tiny"
     return Path(make_folder(folder, config={"max_position_embeddings": 4096, "eos_token_id": 1}))
@@ -72,14 +70,14 @@ def servers(model_folder: Path) -> Iterator[Serve]:
 
 
 @pytest.fixture
-def serve(model_folder: Path) -> Iterator[Serve]:
+def serve(model_folder):
     """Servers for a test."""
     with servers(model_folder) as begin:
         yield begin
 
 
 @pytest.fixture(scope="module")
-def served(model_folder: Path) -> Iterator[Served]:
+def served(model_folder):
     """A server that says "x", for all cases of a module that leave nothing behind."""
     with servers(model_folder) as begin:
         yield begin("x")

@@ -1,7 +1,5 @@
 """vLLM's worker on the CPU that also tells how many threads it computes with. Imported in the engine process alone."""
 
-from __future__ import annotations
-
 import torch
 
 from rollout.cpu_worker import CpuWorker

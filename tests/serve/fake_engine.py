@@ -1,7 +1,5 @@
 """An engine that says what a test tells it to, token by token, behind the protocol of the real one."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from pathlib import Path

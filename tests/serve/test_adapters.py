@@ -1,8 +1,6 @@
 """Adapters beside a served model, over a scripted engine: names, prompts, mistakes, newer versions. With vLLM:
 test_vllm_engine.py."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from shared.model.adapter_folder import save_adapter
 from shared.model.config import DecoderConfig
 from shared.model.decoder import Decoder
 from shared.model.model_card import CARD
-from tests.serve.conftest import Serve, eventually
+from tests.serve.conftest import eventually
 from tests.serve.test_operation import count_looks, move
 
 SAID = "<think>Two and three.</think>5"
@@ -40,7 +38,7 @@ def write_adapter(folder: Path, model: Path | None = None, rank: int = 4, seed: 
     return folder
 
 
-def test_each_name_gets_its_adapter_and_its_system_prompt(serve: Serve, tmp_path: Path) -> None:
+def test_each_name_gets_its_adapter_and_its_system_prompt(serve, tmp_path):
     poems, sums = write_adapter(tmp_path / "a", prompt="Write poems."), write_adapter(tmp_path / "b", prompt="Add up.")
     served = serve(SAID, name="base", system_prompt="trained", adapter=[f"poems={poems}", f"sums={sums}"])
     engine, client = served.engine, served.client
@@ -64,7 +62,7 @@ def test_each_name_gets_its_adapter_and_its_system_prompt(serve: Serve, tmp_path
     assert len(engine.prompts) == asked
 
 
-def test_mistakes_in_the_setting_are_told_before_anything_starts(serve: Serve, tmp_path: Path) -> None:
+def test_mistakes_in_the_setting_are_told_before_anything_starts(serve, tmp_path):
     folder = write_adapter(tmp_path / "a")
     for given, message in (
         ([str(folder)], "give a name and a folder"),
@@ -82,7 +80,7 @@ def test_mistakes_in_the_setting_are_told_before_anything_starts(serve: Serve, t
 
 
 @pytest.fixture
-def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def folders(tmp_path, monkeypatch):
     """Versions of an adapter; the last does not fit. The link "latest" beside them leads to the first."""
     monkeypatch.setattr("serve.follow.AGAIN_S", 0.01)
     monkeypatch.setattr("serve.follow.FOLLOW_EVERY_S", 0.01)
@@ -91,9 +89,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return folders
 
 
-def test_a_newer_version_is_taken_up_and_one_that_does_not_fit_is_not(
-    serve: Serve, folders: list[Path], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_newer_version_is_taken_up_and_one_that_does_not_fit_is_not(serve, folders, caplog, monkeypatch):
     link = folders[0].with_name("latest")
     served = serve(SAID, name="base", adapter=[f"sums={link}"], follow=True)
     move(link, folders[1])
@@ -107,9 +103,7 @@ def test_a_newer_version_is_taken_up_and_one_that_does_not_fit_is_not(
     assert served.ask(model="sums").status_code == 200
 
 
-def test_a_version_that_comes_while_the_engine_is_dead_is_taken_later(
-    serve: Serve, folders: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_that_comes_while_the_engine_is_dead_is_taken_later(serve, folders, monkeypatch):
     link = folders[0].with_name("latest")
     served = serve(SAID, name="base", adapter=[f"sums={link}"], follow=True)
 

@@ -1,14 +1,12 @@
 """What is wrong with a request is told in one clear line, with the field and the repair."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
 import pytest
 
 from tests.processor_time import at_most
-from tests.serve.conftest import Serve, Served
+from tests.serve.conftest import Served
 from tests.tables import read_table
 
 CHAT = "/v1/chat/completions"
@@ -28,7 +26,7 @@ def check(served: Served, path: str, body: bytes, status: int = 400) -> dict[str
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row["name"] for row in ROWS])
-def test_an_error_names_the_field_and_the_repair(served: Served, row: dict[str, Any]) -> None:
+def test_an_error_names_the_field_and_the_repair(served, row):
     """text: the bytes of a body, as ISO 8859-1; else body."""
     body = row["text"].encode("latin-1") if "text" in row else json.dumps(row["body"]).encode()
     error = check(served, row.get("path", CHAT), body, row.get("status", 400))
@@ -36,7 +34,7 @@ def test_an_error_names_the_field_and_the_repair(served: Served, row: dict[str, 
     assert all(words in error["message"] for words in row.get("words", "").split("|"))
 
 
-def test_bodies_that_would_take_long_are_mistakes_too(served: Served) -> None:
+def test_bodies_that_would_take_long_are_mistakes_too(served):
     begun = b'{"messages": [{"role": "user", "content": "x"}], '
     with at_most(20):
         for text in (
@@ -52,12 +50,12 @@ def test_bodies_that_would_take_long_are_mistakes_too(served: Served) -> None:
     assert served.ask().is_success
 
 
-def test_whole_characters_are_no_halves(serve: Serve) -> None:
+def test_whole_characters_are_no_halves(serve):
     served = serve("x")
     assert served.ask("🍎\\ud800").is_success and "🍎\\ud800" in served.engine.prompts[0]
 
 
-def test_content_types(served: Served) -> None:
+def test_content_types(served):
     body = json.dumps({"messages": MESSAGES})
     for kind in ("application/json", "application/json; charset=utf-8", "APPLICATION/JSON", "application/problem+json"):
         assert served.client.post(CHAT, content=body, headers={"content-type": kind}).is_success
@@ -71,7 +69,7 @@ def test_content_types(served: Served) -> None:
     assert packed.status_code == 415 and packed.json()["error"]["param"] == "content-encoding", "it is not inflated"
 
 
-def test_null_is_a_field_that_is_not_there(served: Served) -> None:
+def test_null_is_a_field_that_is_not_there(served):
     names = ["n", "stream", "logprobs", "top_logprobs", "presence_penalty", "tool_choice", "parallel_tool_calls"]
     names += ["tools", "stop", "seed", "max_tokens", "response_format", "stream_options"]
     assert served.ask(**dict.fromkeys(names)).is_success
@@ -80,7 +78,7 @@ def test_null_is_a_field_that_is_not_there(served: Served) -> None:
     assert served.client.post("/v1/responses", json={"input": "a", **dict.fromkeys(names)}).is_success
 
 
-def test_what_is_said_beside_texts_is_measured_too(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_said_beside_texts_is_measured_too(served, monkeypatch):
     """What cannot fit is refused before it is made into tokens."""
     monkeypatch.setattr(served.server.prompts.chat, "encode", lambda *_: pytest.fail("it was"))
     much = "y " * 100_000
@@ -95,7 +93,7 @@ def test_what_is_said_beside_texts_is_measured_too(served: Served, monkeypatch: 
         assert error["code"] == "context_length_exceeded" and "characters" in error["message"]
 
 
-def test_schemas_of_any_shape_are_mistakes_at_most(serve: Serve) -> None:
+def test_schemas_of_any_shape_are_mistakes_at_most(serve):
     served = serve("{}")
     shapes: list[Any] = [{"patternProperties": 5}, {"allOf": 5}, {"allOf": [{"anyOf": 5}]}, {"anyOf": {"a": 1}}]
     for schema in shapes:

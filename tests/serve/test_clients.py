@@ -4,8 +4,6 @@ Each runs in an environment of its own (`make install-clients`), as its user wou
 that what they must get is known; test_vllm.py has the real one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -19,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.evaluation.conftest import evaluate
-from tests.serve.conftest import Serve, eventually
+from tests.serve.conftest import eventually
 from tests.serve.test_hostile import CHAT, MESSAGES
 from tests.serve.test_responses import typed_objects
 
@@ -78,7 +76,7 @@ def check_openai(seen: Any, environment: str) -> None:
 
 
 @pytest.mark.parametrize("environment", ["openai2", "openai3"])
-def test_openai(serve: Serve, tmp_path: Path, environment: str) -> None:
+def test_openai(serve, tmp_path, environment):
     rows = typed_objects(serve)
     (tmp_path / "objects.json").write_text(json.dumps(rows))
     seen = run(environment, "openai_client", serve(SAID, max_tokens=3000).url, tmp_path / "objects.json")
@@ -86,7 +84,7 @@ def test_openai(serve: Serve, tmp_path: Path, environment: str) -> None:
     check_openai(seen, environment)
 
 
-def test_openai_comes_back_when_the_server_was_full(serve: Serve) -> None:
+def test_openai_comes_back_when_the_server_was_full(serve):
     served = serve(SAID, token_s=0.002, max_sequences=1, queue=0, max_tokens=3000)
     refused = threading.Event()
     admit = served.server.admit
@@ -113,7 +111,7 @@ def test_openai_comes_back_when_the_server_was_full(serve: Serve) -> None:
     assert seen[0]["retries"] >= 1 and seen[0]["text"] == ANSWER
 
 
-def test_litellm(serve: Serve) -> None:
+def test_litellm(serve):
     seen = run("openai2", "litellm_client", serve(SAID).url)
     for provider in ("openai", "hosted_vllm"):
         got = seen["found"][provider]
@@ -123,14 +121,14 @@ def test_litellm(serve: Serve) -> None:
     assert seen["failures"] == ["litellm.exceptions.NotFoundError", "litellm.exceptions.BadRequestError"]
 
 
-def test_langchain(serve: Serve) -> None:
+def test_langchain(serve):
     seen = run("openai3", "langchain_client", serve(SAID).url)
     assert seen["text"] == seen["streamed_text"] == ANSWER and seen["same_usage"]
     assert seen["thinking_tokens"] > len(REASONING)
     assert seen["inline"] == f"<think>\n{REASONING}\n</think>\n{ANSWER}", "it drops fields that it does not know"
 
 
-def test_mistral(serve: Serve) -> None:
+def test_mistral(serve):
     seen = run("openai3", "mistral_client", serve(SAID, reasoning_format="mistral").url)
     assert seen["chunks"] == ["ThinkChunk", "TextChunk"]
     assert seen["whole"] == [part.strip() for part in seen["streamed"]] == [REASONING, ANSWER]
@@ -163,7 +161,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def test_the_example_of_inspect_finds_the_score_that_ours_finds(serve: Serve, tmp_path: Path) -> None:
+def test_the_example_of_inspect_finds_the_score_that_ours_finds(serve, tmp_path):
     solver = serve("")
     chat = solver.server.prompts.chat
     solver.engine.script = lambda prompt, sampling, call: solve(chat.tokenizer.decode(prompt))
@@ -191,7 +189,7 @@ def test_the_example_of_inspect_finds_the_score_that_ours_finds(serve: Serve, tm
     assert sum(usage["reasoning_tokens"] for usage in seen["stats"]["model_usage"].values()) > 12 * 40
 
 
-def test_lm_eval_scores_choices_by_log_likelihood(serve: Serve, tmp_path: Path) -> None:
+def test_lm_eval_scores_choices_by_log_likelihood(serve, tmp_path):
     served = serve("x", logprob=-0.25)
     rows = [{"problem": f"{number} apples and 果:", "choices": ["long words", "é"], "answer": number % 2}
             for number in range(4)]  # fmt: skip
@@ -205,7 +203,7 @@ def test_lm_eval_scores_choices_by_log_likelihood(serve: Serve, tmp_path: Path) 
 
 
 @pytest.mark.soak  # in make test: test_bad_requests.py, by hand
-def test_schemathesis_finds_no_fault(serve: Serve, tmp_path: Path) -> None:
+def test_schemathesis_finds_no_fault(serve, tmp_path):
     served = serve(SAID)
     execute([
         python("openai3").with_name("schemathesis"), "run", f"{served.url}/openapi.json", "--max-examples", "20",

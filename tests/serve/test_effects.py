@@ -4,10 +4,7 @@ Its texts mean nothing, so whatever is seen comes from the parameter. test_param
 server is one that uvicorn starts.
 """
 
-from __future__ import annotations
-
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -17,14 +14,13 @@ import pytest
 from rollout.vllm_config import read_stop_tokens
 from serve.engine import SamplingParameters
 from tests.serve.command import QUESTION, Command, untrained_model
-from tests.serve.conftest import Served
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(540)]
 MESSAGES = [{"role": "user", "content": QUESTION}]
 
 
 @pytest.fixture(scope="module")
-def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+def command(tmp_path_factory):
     """One server for all tests of this file, with settings of the environment and of a file."""
     folder = tmp_path_factory.mktemp("runs")
     model, settings = untrained_model(folder), folder / "serve.toml"
@@ -39,7 +35,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
         running.close()
 
 
-def test_uvicorn_serves_with_settings_of_the_environment(command: Command) -> None:
+def test_uvicorn_serves_with_settings_of_the_environment(command):
     assert [model["id"] for model in command.client.get("/v1/models").json()["data"]] == ["of a file"]
 
 
@@ -61,12 +57,12 @@ def ids(command: Command, text: str) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def letters(command: Command) -> list[int]:
+def letters(command):
     """Ids of Q, Z and X, three tokens that are letters, far apart."""
     return [ids(command, letter)[-1] for letter in "QZX"]
 
 
-def test_greedy_is_what_narrow_sampling_draws(command: Command) -> None:
+def test_greedy_is_what_narrow_sampling_draws(command):
     greedy = Asked(command).text
     assert Asked(command, temperature=2, top_k=1).text == greedy != Asked(command, temperature=2, seed=1).text
     assert Asked(command, temperature=2, top_p=1e-6).text == greedy
@@ -75,7 +71,7 @@ def test_greedy_is_what_narrow_sampling_draws(command: Command) -> None:
     assert Asked(command, max_tokens=3).count == 3
 
 
-def test_letters_can_be_favoured_and_forbidden(command: Command, letters: list[int]) -> None:
+def test_letters_can_be_favoured_and_forbidden(command, letters):
     first, second, third = letters
     assert Asked(command, logit_bias={str(first): 100}).text == "Q" * 16
     assert set(Asked(command, allowed_token_ids=letters, temperature=2, seed=1).text) <= set("QZX")
@@ -85,7 +81,7 @@ def test_letters_can_be_favoured_and_forbidden(command: Command, letters: list[i
     assert set(Asked(command, **favoured, bad_words=["Q"]).text) == {"Z"}
 
 
-def test_penalties(command: Command, letters: list[int]) -> None:
+def test_penalties(command, letters):
     first, second, _ = letters
     pair: dict[str, Any] = {"allowed_token_ids": [first, second], "max_tokens": 40}
     low, high = -30.0, 30.0  # what Z needs beside Q, so that neither always wins
@@ -103,7 +99,7 @@ def test_penalties(command: Command, letters: list[int]) -> None:
         assert changes[0] > changes[1], (name, texts)
 
 
-def test_ends(command: Command, letters: list[int]) -> None:
+def test_ends(command, letters):
     body: dict[str, Any] = {"allowed_token_ids": letters[:2], "temperature": 2, "seed": 3, "max_tokens": 60}
     free = Asked(command, **body)
     assert free.finish == "length" and free.count == 60 and "QZ" in free.text
@@ -118,7 +114,7 @@ def test_ends(command: Command, letters: list[int]) -> None:
     assert bad.status_code == 400 and bad.json()["error"]["param"] == "stop_token_ids"
 
 
-def test_the_models_own_end(command: Command) -> None:
+def test_the_models_own_end(command):
     wish = {"logit_bias": {str(read_stop_tokens(str(command.model))[0]): 100}}
     at_once = Asked(command, **wish)
     assert (at_once.text, at_once.count, at_once.finish, at_once.stop) == ("", 1, "stop", None)
@@ -130,7 +126,7 @@ def test_the_models_own_end(command: Command) -> None:
     assert shown.text != never.text and shown.count == 16
 
 
-def test_chats_and_responses_are_sampled_as_completions_are(served: Served) -> None:
+def test_chats_and_responses_are_sampled_as_completions_are(served):
     body = {"temperature": 1.5, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "presence_penalty": 1, "frequency_penalty": 1,
             "repetition_penalty": 2, "logit_bias": {"9": 3}, "allowed_token_ids": [9, 10], "bad_words": ["b"],
             "seed": 4, "ignore_eos": True, "min_tokens": 1}  # fmt: skip
@@ -141,7 +137,7 @@ def test_chats_and_responses_are_sampled_as_completions_are(served: Served) -> N
     assert others == [completion] * 2 == [SamplingParameters(**{**body, "max_tokens": 9, "logit_bias": {9: 3}})] * 2
 
 
-def test_a_stop_in_the_reasoning_of_a_real_engine(command: Command, letters: list[int]) -> None:
+def test_a_stop_in_the_reasoning_of_a_real_engine(command, letters):
     """Reasoning and answer are forced letter by letter: Q and Z until the tag that a budget of reasoning writes."""
     first, second, _ = letters
     body = {"messages": MESSAGES, "allowed_token_ids": [*ids(command, "<think>\n"), first, second], "seed": 2,

@@ -4,15 +4,13 @@ engine that stands still, or that its own start kills, is replaced.
 `Mortal` dies of a token, as one with a faulty kernel would of a length. The rules of the watch: test_engine_watch.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os
 import signal
 import threading
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -121,7 +119,7 @@ def error_of(reply: httpx.Response) -> tuple[int, str]:
 
 
 @pytest.fixture(scope="module")
-def module_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def module_scene(tmp_path_factory):
     """The tokenizer of its tiny model knows fewer tokens than it has."""
     model = Path(make_folder(write_model(tmp_path_factory.mktemp("models") / "mortal", random_weights(0))))
     engine = Mortal(model)
@@ -131,18 +129,18 @@ def module_scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 
 @pytest.fixture
-def scene(module_scene: Scene) -> Scene:
+def scene(module_scene):
     """It, with nothing counted yet."""
     eventually(module_scene.calm_again, 200)
     module_scene.engine.deaths = module_scene.engine.starts = module_scene.server.restarts = 0
     return module_scene
 
 
-def test_an_engine_is_tried_before_it_is_ready(scene: Scene) -> None:
+def test_an_engine_is_tried_before_it_is_ready(scene):
     assert scene.engine.tried[: len(LENGTHS)] == list(LENGTHS) and set(range(1, 9)) < set(LENGTHS)
 
 
-def test_a_request_that_kills_its_engine_ends_alone(scene: Scene) -> None:
+def test_a_request_that_kills_its_engine_ends_alone(scene):
     innocents = [[number, 6, 7] for number in range(10, 14)]
 
     def begin() -> list[Future[httpx.Response]]:
@@ -165,9 +163,7 @@ def test_a_request_that_kills_its_engine_ends_alone(scene: Scene) -> None:
     assert scene.engine.deaths == scene.server.restarts, "it is known now"
 
 
-def test_what_its_client_sends_again_is_known_too_and_what_waits_outlives_a_start_that_fails(
-    scene: Scene, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_its_client_sends_again_is_known_too_and_what_waits_outlives_a_start_that_fails(scene, caplog):
     """What cannot go on by itself (a stop string, no seed) is sent again by its client, and kills no third engine."""
     caplog.set_level(logging.ERROR)
     calm = scene.ask([5, 6])
@@ -187,9 +183,7 @@ def test_what_its_client_sends_again_is_known_too_and_what_waits_outlives_a_star
     assert scene.engine.deaths == 3, "with that of the start"
 
 
-def test_an_engine_that_stands_still_is_replaced_also_while_it_starts(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_engine_that_stands_still_is_replaced_also_while_it_starts(scene, monkeypatch, caplog):
     """The first start may take half an hour; a later one ten times as long as those before."""
     for name, value in (("LEAST_S", 10.0), ("OFTEN", 1)):
         monkeypatch.setattr(adaptive_deadline, name, value)

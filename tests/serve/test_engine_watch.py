@@ -1,8 +1,6 @@
 """An engine that stands still is killed; one that answers, ends steps, computes or loads is not. With a real engine:
 test_engine_deaths.py."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 
@@ -33,7 +31,7 @@ def after(
     return watch.frozen
 
 
-def test_an_engine_that_neither_answers_nor_computes_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_neither_answers_nor_computes_stands_still(monkeypatch):
     assert after(round(QUIET_S) - 1, monkeypatch, lambda now: 7.0) == ""
     assert after(round(QUIET_S), monkeypatch, lambda now: 7.0) == "has neither answered nor computed for 20 s"
     assert after(900, monkeypatch, lambda now: 7.0, answers_every=19) == "", "between two steps"
@@ -43,7 +41,7 @@ def test_an_engine_that_neither_answers_nor_computes_stands_still(monkeypatch: p
     assert after(round(STEP_S), monkeypatch, lambda now: float(now)) == "has ended no step for 600 s"
 
 
-def test_what_loads_or_ends_steps_may_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_loads_or_ends_steps_may_be_silent(monkeypatch):
     monkeypatch.setattr(engine_deaths, "processor_s", lambda _: 7.0)
     watch = EngineWatch()
     with watch.loading():
@@ -55,9 +53,7 @@ def test_what_loads_or_ends_steps_may_be_silent(monkeypatch: pytest.MonkeyPatch)
     assert watch.frozen == ""
 
 
-def test_the_end_of_a_process_is_told_with_its_reason(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_end_of_a_process_is_told_with_its_reason(monkeypatch, caplog):
     kills = iter([3, 4])
     monkeypatch.setattr(engine_deaths.deaths, "memory_kills", lambda: next(kills))
 
@@ -74,7 +70,7 @@ def test_the_end_of_a_process_is_told_with_its_reason(
     assert line.endswith("lower cache_bytes or max_sequences")
 
 
-def test_a_death_that_the_engine_outlives_ends_the_request() -> None:
+def test_a_death_that_the_engine_outlives_ends_the_request():
     engine, calm = object(), SamplingParameters(max_tokens=3, temperature=0)
 
     async def sample(prompt: list[int], sampling: SamplingParameters) -> AsyncGenerator[Delta, None]:

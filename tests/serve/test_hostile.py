@@ -1,8 +1,6 @@
 """What strangers send: each gets a 4xx in OpenAI's form, or is closed, and nothing of it stays in memory. Bodies that
 are JSON: test_bad_requests.py."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json
@@ -17,7 +15,7 @@ import pytest
 from serve.reasoning_language import without_quotations
 from shared.http_limits import HEAD_BYTES, PIPELINED, LimitedHttpProtocol
 from tests.processor_time import at_most
-from tests.serve.conftest import Serve, Served, eventually
+from tests.serve.conftest import Served, eventually
 
 CHAT = "/v1/chat/completions"
 MESSAGES: Any = [{"role": "user", "content": "x"}]
@@ -64,7 +62,7 @@ def check(reply: bytes, status: int, code: str | None = None) -> None:
 # ---- bodies --------------------------------------------------------------------------------------------------------
 
 
-def test_chunked_bodies_have_the_same_limit(serve: Serve) -> None:
+def test_chunked_bodies_have_the_same_limit(serve):
     served = serve("x", body_bytes=2000)
     for size in (100, 100_000):
         reply = speak(served, CHUNKED, *[b"%x\r\n%s\r\n" % (size, b"y" * size)] * 30)
@@ -73,7 +71,7 @@ def test_chunked_bodies_have_the_same_limit(serve: Serve) -> None:
     assert served.ask().is_success and len(served.engine.prompts) == 1
 
 
-def test_a_length_that_lies_is_not_believed(serve: Serve) -> None:
+def test_a_length_that_lies_is_not_believed(serve):
     served = serve("x", body_s=0.3)
     check(speak(served, head(10**12), b"{}"), 408, "body_too_slow")
     assert b" 400 " in speak(served, head(-5), b"{}").partition(b"\r\n")[0]
@@ -85,7 +83,7 @@ def test_a_length_that_lies_is_not_believed(serve: Serve) -> None:
 # ---- headers, hosts, addresses -------------------------------------------------------------------------------------
 
 
-def test_the_headers_of_each_request_have_a_deadline(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_headers_of_each_request_have_a_deadline(serve, monkeypatch):
     monkeypatch.setattr(LimitedHttpProtocol, "head_s", 0.4)
     served = serve("ab", token_s=0.3)
     for half in (b"", b"POST /v1/chat", head(5)[:-2], b"\r\n\r\n"):
@@ -106,7 +104,7 @@ def test_the_headers_of_each_request_have_a_deadline(serve: Serve, monkeypatch: 
         assert b"408" in client.recv(1 << 16) and client.recv(10) == b""
 
 
-def test_headers_and_trailers_have_a_size(served: Served) -> None:
+def test_headers_and_trailers_have_a_size(served):
     for top in (
         b"GET /" + b"a" * (HEAD_BYTES + 1) + b" HTTP/1.1\r\n\r\n", HEALTH + b"X: " + b"a" * (HEAD_BYTES + 1) + b"\r\n",
         HEALTH + b"X: a\r\n" * HEAD_BYTES + b"\r\n", HEALTH + b"X: " + b"a" * (8 << 20), b"GET /" + b"a" * (8 << 20),
@@ -121,7 +119,7 @@ def test_headers_and_trailers_have_a_size(served: Served) -> None:
     assert served.ask().is_success
 
 
-def test_requests_that_wait_in_one_connection_are_few(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_wait_in_one_connection_are_few(serve, monkeypatch):
     """Each costs time and memory before any of them is answered."""
     waiting = []
 
@@ -137,7 +135,7 @@ def test_requests_that_wait_in_one_connection_are_few(serve: Serve, monkeypatch:
     assert few.count(b"HTTP/1.1 200") == PIPELINED, "those that wait are answered in turn"
 
 
-def test_what_is_no_http_and_what_is_old(served: Served) -> None:
+def test_what_is_no_http_and_what_is_old(served):
     for text in (
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"hello\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n",
         b"GET /health HTTP/1.1\r\nHost : x\r\n\r\n", b"GET /health HTTP/1.1\r\nX: \x00\r\n\r\n",
@@ -148,18 +146,14 @@ def test_what_is_no_http_and_what_is_old(served: Served) -> None:
     assert speak(served, b"GET /health HTTP/1.0\r\n\r\n").endswith(b'{"status":"ok"}')
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
-        ({}, 200), ({"Host": "localhost:99"}, 200), ({"Host": "evil.example"}, 403), ({"Host": "a b"}, 400),
-        ({"Host": "x/../y?"}, 400), ({"Host": "127.0.0.1:1/v1"}, 400), ({"Host": "x" * 5000}, 400),
-        ({"Host": "127.0.0.1:8000@evil.example"}, 400), ({"Origin": "https://evil.example"}, 403),
-        ({"Origin": "null"}, 403), ({"Host": "localhost:5", "Origin": "http://localhost:5"}, 200),
-    ],
-)  # fmt: skip
-def test_a_server_without_keys_answers_to_its_own_name_only(
-    served: Served, headers: dict[str, str], status: int
-) -> None:
+@pytest.mark.parametrize(("headers", "status"), [
+    ({}, 200), ({"Host": "localhost:99"}, 200), ({"Host": "evil.example"}, 403), ({"Host": "a b"}, 400),
+    ({"Host": "x/../y?"}, 400), ({"Host": "127.0.0.1:1/v1"}, 400), ({"Host": "x" * 5000}, 400),
+    ({"Host": "127.0.0.1:8000@evil.example"}, 400), ({"Origin": "https://evil.example"}, 403),
+    ({"Origin": "null"}, 403),
+    ({"Host": "localhost:5", "Origin": "http://localhost:5"}, 200),
+])  # fmt: skip
+def test_a_server_without_keys_answers_to_its_own_name_only(served, headers, status):
     for reply in (
         served.client.post(CHAT, json={"messages": MESSAGES}, headers=headers),
         served.client.get("/v1/models", headers=headers), served.client.get("/health/", headers=headers),
@@ -168,19 +162,18 @@ def test_a_server_without_keys_answers_to_its_own_name_only(
         assert not {"location", "access-control-allow-origin"} & set(reply.headers) and "x" * 300 not in reply.text
 
 
-def test_a_host_is_one_name(served: Served) -> None:
+def test_a_host_is_one_name(served):
     check(speak(served, HEALTH + b"Host: evil.example\r\n\r\n"), 400, "invalid_host")
     absolute = b"GET http://evil.example/health HTTP/1.1\r\nHost: %s\r\n\r\n"
     assert b" 403 " in speak(served, absolute % b"evil.example")
     assert b" 200 " in speak(served, absolute % b"127.0.0.1"), "the address is only a path to us"
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["../../etc/passwd", "..%2f..%2fetc%2fpasswd", "%2e%2e/%2e%2e/config.json", "tiny/../../x", "tiny%00", "%ED%A0%80",
-     "..\\..\\x", "a" * 10_000, "%0d%0aX-Evil:%20yes"],
-)  # fmt: skip
-def test_names_of_models_are_no_paths(served: Served, name: str) -> None:
+@pytest.mark.parametrize("name", [
+    "../../etc/passwd", "..%2f..%2fetc%2fpasswd", "%2e%2e/%2e%2e/config.json", "tiny/../../x", "tiny%00", "%ED%A0%80",
+    "..\\..\\x", "a" * 10_000, "%0d%0aX-Evil:%20yes",
+])  # fmt: skip
+def test_names_of_models_are_no_paths(served, name):
     reply = speak(served, f"GET /v1/models/{name} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode())
     check(reply, 404)
     assert b"\nX-Evil" not in reply and b"root:" not in reply and len(reply) < 2000
@@ -188,7 +181,7 @@ def test_names_of_models_are_no_paths(served: Served, name: str) -> None:
     assert served.client.post(CHAT, json=body).json()["error"]["code"] == "model_not_found"
 
 
-def test_other_methods(served: Served) -> None:
+def test_other_methods(served):
     for method in ("PUT", "DELETE", "PATCH", "TRACE", "OPTIONS", "GET"):
         reply = served.client.request(method, CHAT)
         assert reply.status_code in (401, 405) and set(reply.json()) == {"error"}
@@ -198,7 +191,7 @@ def test_other_methods(served: Served) -> None:
 # ---- long texts ----------------------------------------------------------------------------------------------------
 
 
-def test_no_text_takes_long_to_read(served: Served) -> None:
+def test_no_text_takes_long_to_read(served):
     for mark in ("“", "„", "«", "「", '"', ">", "$", "`", "\\(", "<", "http://", "\n", " ", "a"):
         with at_most(2):
             without_quotations(mark * 1_000_000)
@@ -238,7 +231,7 @@ def attack(served: Served) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(720)
-def test_memory_stays_flat(serve: Serve) -> None:
+def test_memory_stays_flat(serve):
     served = serve("x", body_bytes=1 << 20)
     for _ in range(2):
         attack(served)  # what grows once: pools, caches, the allocator's own
@@ -250,7 +243,7 @@ def test_memory_stays_flat(serve: Serve) -> None:
     assert served.ask().is_success
 
 
-def test_half_requests_are_closed_and_forgotten(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_requests_are_closed_and_forgotten(serve, monkeypatch):
     monkeypatch.setattr(LimitedHttpProtocol, "head_s", 1.0)
     served = serve("x", body_s=1.0)
     halves = [b"", b"POST /v1/chat", head(5)[:-2], head(100_000) + b"{", CHUNKED]

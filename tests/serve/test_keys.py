@@ -1,11 +1,8 @@
 """Keys, their scopes and bounds, and who may come in without one: this machine, and pages of named origins."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,20 +12,20 @@ from serve.errors import ApiError
 from serve.keys import ApiKey, Client, digest_of, load, main
 from serve.settings import load as load_settings
 from shared.errors import ConfigError
-from tests.serve.conftest import Serve, Served
+from tests.serve.conftest import Served
 from tests.serve.test_hostile import CHAT, MESSAGES, connect
 
 MakeKey = Callable[..., str]
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     """File of keys."""
     return tmp_path / "keys.json"
 
 
 @pytest.fixture
-def make_key(path: Path, capsys: pytest.CaptureFixture[str]) -> MakeKey:
+def make_key(path, capsys):
     """make_key(name, option, ...): a new key, made by the command."""
 
     def make(name: str, *options: str) -> str:
@@ -44,9 +41,7 @@ def post(served: Served, key: str, path: str = CHAT, **body: Any) -> Any:
     return served.client.post(path, json=body, headers={"Authorization": f"Bearer {key}".encode("latin-1")})
 
 
-def test_a_key_is_shown_once_and_its_hash_is_kept(
-    path: Path, make_key: MakeKey, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_key_is_shown_once_and_its_hash_is_kept(path, make_key, capsys):
     secret = make_key("anna", "--scopes", "chat,metrics", "--completions", "3")
     assert secret not in path.read_text() and path.stat().st_mode & 0o077 == 0
     (key,) = load(str(path), {}).clients
@@ -69,7 +64,7 @@ def test_a_key_is_shown_once_and_its_hash_is_kept(
     assert "without the server's system prompt" in capsys.readouterr().out, "it teaches the scope raw"
 
 
-def test_without_a_valid_key_nothing_is_answered(serve: Serve, path: Path, make_key: MakeKey) -> None:
+def test_without_a_valid_key_nothing_is_answered(serve, path, make_key):
     secret = make_key("anna")
     served = serve("x", keys=str(path))
     for key in ("x", "mk-wrong", secret[:-1], secret + "x", "\xff"):
@@ -83,7 +78,7 @@ def test_without_a_valid_key_nothing_is_answered(serve: Serve, path: Path, make_
     assert served.engine.told == 0 and post(served, secret).is_success
 
 
-def test_the_body_of_a_stranger_is_not_read(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_body_of_a_stranger_is_not_read(serve, monkeypatch):
     monkeypatch.setenv("MAESTRALE_API_KEY", "k" * 20)
     served = serve("x")
     with connect(served) as stranger:
@@ -92,7 +87,7 @@ def test_the_body_of_a_stranger_is_not_read(serve: Serve, monkeypatch: pytest.Mo
     assert post(served, "k" * 20).is_success
 
 
-def test_a_key_does_what_its_scopes_say(serve: Serve, path: Path, make_key: MakeKey) -> None:
+def test_a_key_does_what_its_scopes_say(serve, path, make_key):
     keys = [make_key(scope, "--scopes", scope) for scope in ("chat", "raw", "metrics")]
     served = serve("x", keys=str(path))
     assert [post(served, key).status_code for key in keys] == [200, 403, 403]
@@ -102,7 +97,7 @@ def test_a_key_does_what_its_scopes_say(serve: Serve, path: Path, make_key: Make
     assert 'key="chat"' in replies[-1].text and keys[0] not in replies[-1].text
 
 
-def test_a_keys_language_and_bounds(serve: Serve, path: Path, make_key: MakeKey) -> None:
+def test_a_keys_language_and_bounds(serve, path, make_key):
     secret = make_key("a", "--reasoning-language", "de-AT", "--requests-per-minute", "2")
     served = serve("x", keys=str(path), reasoning_language="fr")
     language = post(served, secret).json()["reasoning_language"]
@@ -114,7 +109,7 @@ def test_a_keys_language_and_bounds(serve: Serve, path: Path, make_key: MakeKey)
     assert 1 <= int(reply.headers["retry-after"]) <= 60 and served.server.admitted == 0
 
 
-def test_completions_at_a_time_and_requests_a_minute() -> None:
+def test_completions_at_a_time_and_requests_a_minute():
     client = Client(ApiKey(name="a", sha256="0" * 64, completions=3))
     client.admitted = 2
     client.check(1)
@@ -131,7 +126,7 @@ def test_completions_at_a_time_and_requests_a_minute() -> None:
         assert caught.value.headers == {"Retry-After": retry_after}
 
 
-def test_keys_open_other_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_open_other_addresses(monkeypatch):
     monkeypatch.delenv("MAESTRALE_API_KEY", raising=False)
     with pytest.raises(ConfigError, match="serve.keys"):
         load_settings(["--host", "0.0.0.0"])
@@ -141,7 +136,7 @@ def test_keys_open_other_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "kkkk" not in json.dumps(load_settings(["--host", "0.0.0.0"]).model_dump())
 
 
-def test_a_server_without_keys_answers_its_own_machine_only(served: Served) -> None:
+def test_a_server_without_keys_answers_its_own_machine_only(served):
     """Whatever address uvicorn was told to listen on."""
 
     async def ask(peer: str) -> int:
@@ -161,7 +156,7 @@ def preflight(served: Served, origin: str) -> Any:
     return served.client.options(CHAT, headers={"origin": origin, **wish})
 
 
-def test_pages_of_named_origins_may_use_the_server(serve: Serve) -> None:
+def test_pages_of_named_origins_may_use_the_server(serve):
     served = serve("x", origins=f"{PAGE}, http://localhost:3000")
     allowed = preflight(served, PAGE)
     assert allowed.is_success and "authorization" in allowed.headers["access-control-allow-headers"].lower()
@@ -178,7 +173,7 @@ def test_pages_of_named_origins_may_use_the_server(serve: Serve) -> None:
         assert reply.status_code == 403 and "access-control-allow-origin" not in reply.headers
 
 
-def test_origins_that_are_none(model_folder: Path, served: Served) -> None:
+def test_origins_that_are_none(model_folder, served):
     assert not preflight(served, PAGE).is_success, "where no origin is named no page may"
     for origins in ("chat.example", "https://chat.example/path", "https://", "*", "https://a b"):
         with pytest.raises(ConfigError, match="origins"):

@@ -77,18 +77,15 @@ def test_the_texts_of_the_seven_languages_are_those_of_every_release():
     assert "English" not in prompts_of("").system_prompt(TEXT), "none is asked for"
 
 
-@pytest.mark.parametrize(
-    ("wishes", "turns", "header", "fallback", "choice"),
-    [
-        ([("", "body"), ("it", "header"), ("fr", "default")], [FRENCH], "", "en", ("it", "header")),
-        ([("off", "body"), ("fr", "default")], [FRENCH], "", "en", ("", "off")),
-        ([("", "body"), ("auto", "default")], [GERMAN, FRENCH], "", "en", ("fr", "question")),
-        ([("auto", "default")], [GERMAN, "$2+2$?"], "", "en", ("de", "earlier turn")),
-        ([("auto", "default")], ["$2+2$?"], "it, en;q=0.5", "en", ("it", "accept-language")),
-        ([("auto", "default")], ["2+2?"], "", "es", ("es", "fallback")),
-        ([("auto", "default")], [], "", "en", ("en", "fallback")),
-    ],
-)
+@pytest.mark.parametrize(("wishes", "turns", "header", "fallback", "choice"), [
+    ([("", "body"), ("it", "header"), ("fr", "default")], [FRENCH], "", "en", ("it", "header")),
+    ([("off", "body"), ("fr", "default")], [FRENCH], "", "en", ("", "off")),
+    ([("", "body"), ("auto", "default")], [GERMAN, FRENCH], "", "en", ("fr", "question")),
+    ([("auto", "default")], [GERMAN, "$2+2$?"], "", "en", ("de", "earlier turn")),
+    ([("auto", "default")], ["$2+2$?"], "it, en;q=0.5", "en", ("it", "accept-language")),
+    ([("auto", "default")], ["2+2?"], "", "es", ("es", "fallback")),
+    ([("auto", "default")], [], "", "en", ("en", "fallback")),
+])  # fmt: skip
 def test_the_strongest_wish_counts_and_auto_falls_back_step_by_step(wishes, turns, header, fallback, choice):
     assert choose_language(wishes, turns, header, fallback) == LanguageChoice(*choice)
 

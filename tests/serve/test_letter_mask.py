@@ -53,11 +53,10 @@ def test_the_mask_agrees_with_the_detector():
             assert spoken_in(row["passes"].partition("</think>")[0], row["language"])[1] is not False, row
 
 
-@pytest.mark.parametrize(
-    ("text", "stopped"),
-    [("<think>Привет the", "<think>Привет t"), (" \n<think>Hello there", " \n<think>H"),
-     *((text, text) for text in ("Hello, the answer is five.", "<thin ice is thin", "<think>Да</think> The answer."))],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "stopped"), [
+    ("<think>Привет the", "<think>Привет t"), (" \n<think>Hello there", " \n<think>H"),
+    *((text, text) for text in ("Hello, the answer is five.", "<thin ice is thin", "<think>Да</think> The answer.")),
+])  # fmt: skip
 def test_an_answer_without_reasoning_is_free(text, stopped):
     rest = passed("ru", text, opened=False)
     assert rest.startswith(stopped) and (stopped == text) is (rest == text)

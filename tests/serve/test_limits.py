@@ -1,7 +1,5 @@
 """What the server bounds and survives, over a scripted engine: capacity, clients that leave, deaths, faults."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading
@@ -17,12 +15,12 @@ from serve.generation import MOST_HELD
 from serve.keys import Client
 from serve.limits import BodyLimitMiddleware
 from serve.streams import EventStream
-from tests.serve.conftest import Serve, Served, eventually, running
+from tests.serve.conftest import eventually, running
 from tests.serve.test_chat import RIGHT
 from tests.serve.test_hostile import CHAT, MESSAGES, connect, head
 
 
-def test_pieces_of_a_body_are_limited_together() -> None:
+def test_pieces_of_a_body_are_limited_together():
     pieces = iter([b"x" * 600] * 4)
     statuses: list[int] = []
 
@@ -38,7 +36,7 @@ def test_pieces_of_a_body_are_limited_together() -> None:
     assert statuses == [413]
 
 
-def test_paths_and_models(served: Served) -> None:
+def test_paths_and_models(served):
     card = served.client.get("/v1/models").json()["data"][0]
     assert card["id"] == "tiny" and served.client.get("/v1/models/tiny").json() == card
     assert served.client.get("/v1/models/other").json()["error"]["code"] == "model_not_found"
@@ -51,9 +49,7 @@ def test_paths_and_models(served: Served) -> None:
     assert served.client.post(f"{CHAT}/", json={}).status_code == 404
 
 
-def test_a_fault_of_ours_ends_its_request_alone_and_is_counted_and_logged(
-    serve: Serve, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_fault_of_ours_ends_its_request_alone_and_is_counted_and_logged(serve, caplog):
     def fail(prompt: list[int], sampling: SamplingParameters, call: int) -> str:
         raise ZeroDivisionError("a secret")
 
@@ -71,7 +67,7 @@ def test_a_fault_of_ours_ends_its_request_alone_and_is_counted_and_logged(
     assert f'requests_total{{key="",route="{CHAT}",status="500"}} 1.0' in served.client.get("/metrics").text
 
 
-def test_beyond_capacity_is_503_at_once(serve: Serve) -> None:
+def test_beyond_capacity_is_503_at_once(serve):
     served = serve(RIGHT, token_s=0.02, max_sequences=1, queue=1)
     assert served.ask(n=3).status_code == 400, "more than ever fits is no matter of time"
     with served.client.stream("POST", CHAT, json={"stream": True, "messages": MESSAGES}) as first:
@@ -84,7 +80,7 @@ def test_beyond_capacity_is_503_at_once(serve: Serve) -> None:
     assert served.ask().is_success
 
 
-def test_places_are_given_back_once(served: Served) -> None:
+def test_places_are_given_back_once(served):
     server, client = served.server, Client(None)
     with server.admit(1, client), server.admit(2, client) as permit:
         permit.close()
@@ -97,7 +93,7 @@ def test_places_are_given_back_once(served: Served) -> None:
     ("stream", "more"),
     [(b"true", b""), (b"false", b""), (b"true", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")],
 )
-def test_a_client_that_leaves_frees_its_tokens(serve: Serve, stream: bytes, more: bytes) -> None:
+def test_a_client_that_leaves_frees_its_tokens(serve, stream, more):
     """more: a second request in its connection; uvicorn tells the last one alone that it has left."""
     served = serve(RIGHT * 20, token_s=0.01)
     body = b'{"stream": %s, "messages": [{"role": "user", "content": "x"}]}' % stream
@@ -108,7 +104,7 @@ def test_a_client_that_leaves_frees_its_tokens(serve: Serve, stream: bytes, more
     assert served.engine.told < len(RIGHT) * 20
 
 
-def test_a_client_that_takes_nothing_loses_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_takes_nothing_loses_its_place(monkeypatch):
     monkeypatch.setattr("serve.streams.STALLED_S", 0.3)
     app, ended = FastAPI(), threading.Event()
 
@@ -130,7 +126,7 @@ def test_a_client_that_takes_nothing_loses_its_place(monkeypatch: pytest.MonkeyP
         assert ended.wait(60)
 
 
-def test_draining_lets_responses_end_and_admits_no_more(serve: Serve) -> None:
+def test_draining_lets_responses_end_and_admits_no_more(serve):
     served = serve("<think>a</think>" + "b" * 40, token_s=0.01)
     replies: list[Any] = []
     thread = threading.Thread(target=lambda: replies.append(served.ask()))
@@ -144,12 +140,12 @@ def test_draining_lets_responses_end_and_admits_no_more(serve: Serve) -> None:
     assert replies[0].json()["choices"][0]["message"]["content"] == "b" * 40
 
 
-def test_a_quiet_stream_is_pinged(serve: Serve) -> None:
+def test_a_quiet_stream_is_pinged(serve):
     text = serve("ab", token_s=0.4, ping_s=0.1).ask(stream=True).text
     assert text.count(": ping") >= 2 and text.rstrip().endswith("[DONE]")
 
 
-def test_formulas_are_held_back_for_so_long_only(serve: Serve) -> None:
+def test_formulas_are_held_back_for_so_long_only(serve):
     """Reasoning without words never tells its language; it is told as it is, long before it ends."""
     served = serve("<think>" + "1+1=2; " * 2000, reasoning_language="fr", reasoning_language_enforcement="retry",
                    system_prompt="", max_tokens=4096, token_s=0.0005)  # fmt: skip
@@ -159,6 +155,6 @@ def test_formulas_are_held_back_for_so_long_only(serve: Serve) -> None:
         assert MOST_HELD <= served.engine.told < MOST_HELD + 1000 < served.engine.samplings[0].max_tokens
 
 
-def test_reasoning_is_never_more_than_all_tokens(serve: Serve) -> None:
+def test_reasoning_is_never_more_than_all_tokens(serve):
     usage = serve("4").ask(reasoning_effort="none", max_tokens=1).json()["usage"]
     assert usage["completion_tokens_details"]["reasoning_tokens"] <= usage["completion_tokens"] == 1

@@ -1,7 +1,5 @@
 """What operators see and do: request ids, the log, metrics, "answer now", newer exports while requests run."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re
@@ -15,7 +13,7 @@ import pytest
 
 from serve.engine import SamplingParameters
 from serve.keys import ApiKey, KeyFile, digest_of, write
-from tests.serve.conftest import Serve, Served, eventually
+from tests.serve.conftest import Served, eventually
 from tests.serve.test_chat import QUESTION, RIGHT, WRONG, joined, second_time
 from tests.serve.test_hostile import CHAT, HEALTH, MESSAGES, head, speak
 
@@ -34,7 +32,7 @@ def language(outcome: str, enforcement: str = "prompt", requested: str = "fr") -
     return f"maestrale_reasoning_language_total{{{labels}}}"
 
 
-def test_every_response_has_a_request_id(serve: Serve) -> None:
+def test_every_response_has_a_request_id(serve):
     def fail(prompt: list[int], sampling: SamplingParameters, call: int) -> str:
         raise ZeroDivisionError
 
@@ -56,7 +54,7 @@ def test_every_response_has_a_request_id(serve: Serve) -> None:
         assert not refusal or b"\r\nX-Request-ID: req_" in refusal
 
 
-def test_one_line_a_request(serve: Serve, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_line_a_request(serve, caplog):
     def access() -> list[str]:
         return [record.getMessage() for record in caplog.records if record.name == "serve.access"]
 
@@ -78,7 +76,7 @@ def test_one_line_a_request(serve: Serve, caplog: pytest.LogCaptureFixture) -> N
     assert not any("secret" in record.getMessage() for record in caplog.records if record.name.startswith("serve"))
 
 
-def test_head_is_get_without_its_body(served: Served) -> None:
+def test_head_is_get_without_its_body(served):
     for path in ("/", "/health", "/ready", "/version", "/v1/models", "/v1/models/tiny", "/metrics", "/docs",
                  "/openapi.json", "/nowhere", "/v1/models/other"):  # fmt: skip
         whole, top = served.client.get(path), served.client.head(path)
@@ -89,7 +87,7 @@ def test_head_is_get_without_its_body(served: Served) -> None:
     assert reply.startswith(b"HTTP/1.1 405 ") and reply.endswith(b"\r\n\r\n")
 
 
-def test_languages_are_counted_by_what_was_measured(serve: Serve) -> None:
+def test_languages_are_counted_by_what_was_measured(serve):
     served = serve(lambda prompt, sampling, call: [RIGHT, WRONG, "<think>5</think>5", RIGHT][call])
     for code in ("fr", "fr", "fr", "sw"):
         served.ask(QUESTION, reasoning_language=code)
@@ -101,7 +99,7 @@ def test_languages_are_counted_by_what_was_measured(serve: Serve) -> None:
     assert figure(served, 'maestrale_reasoning_language_retries_total{requested="fr"}') == 1
 
 
-def test_requests_tokens_and_places_are_counted(serve: Serve) -> None:
+def test_requests_tokens_and_places_are_counted(serve):
     served = serve(RIGHT)
     usage = served.ask().json()["usage"]
     served.client.get("/nowhere/42")
@@ -120,7 +118,7 @@ def begun_or_more(prompt: list[int], sampling: SamplingParameters, call: int) ->
     return "<think>" + "and then " * 300 if call == 0 else "Five."
 
 
-def test_answer_now_ends_the_reasoning_for_its_own_client(serve: Serve, tmp_path: Path) -> None:
+def test_answer_now_ends_the_reasoning_for_its_own_client(serve, tmp_path):
     write(tmp_path / "keys.json", KeyFile(keys=[ApiKey(name=name, sha256=digest_of(name * 20)) for name in "ab"]))
     served = serve(begun_or_more, token_s=0.005, keys=str(tmp_path / "keys.json"))
     ours, others = ({"Authorization": f"Bearer {name * 20}"} for name in "ab")
@@ -145,7 +143,7 @@ def test_answer_now_ends_the_reasoning_for_its_own_client(serve: Serve, tmp_path
     assert end(ours, "y").status_code == 400 and served.server.live == {}
 
 
-def test_log_probs_are_told_in_streams(serve: Serve) -> None:
+def test_log_probs_are_told_in_streams(serve):
     served = serve("<think>a b</think>c d", logprob=-0.5)
     whole = served.ask(logprobs=True).json()["choices"][0]["logprobs"]["content"]
     streamed = [token for event in served.events(logprobs=True) for choice in event["choices"]
@@ -154,7 +152,7 @@ def test_log_probs_are_told_in_streams(serve: Serve) -> None:
 
 
 @pytest.fixture
-def steps(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def steps(model_folder, tmp_path, monkeypatch):
     """Exports of a model; the link "latest" beside them, which servers look at often, leads to the first."""
     monkeypatch.setattr("serve.follow.AGAIN_S", 0.01)
     monkeypatch.setattr("serve.follow.FOLLOW_EVERY_S", 0.01)
@@ -170,9 +168,7 @@ def move(link: Path, target: Path) -> None:
     beside.replace(link)
 
 
-def test_a_newer_export_is_taken_while_it_serves(
-    serve: Serve, steps: list[Path], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_newer_export_is_taken_while_it_serves(serve, steps, caplog):
     (steps[2] / "config.json").write_text('{"max_position_embeddings": 99, "eos_token_id": 1}')
     latest = steps[0].with_name("latest")
     served = serve(RIGHT, model=str(latest), follow=True)
@@ -211,9 +207,7 @@ def count_looks(link: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return looks
 
 
-def test_an_export_that_cannot_be_loaded_is_tried_once(
-    serve: Serve, steps: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_that_cannot_be_loaded_is_tried_once(serve, steps, monkeypatch):
     latest = steps[0].with_name("latest")
     served = serve(RIGHT, model=str(latest), follow=True)
     served.engine.unloadable.add(steps[1])

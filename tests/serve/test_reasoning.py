@@ -20,16 +20,14 @@ def read(chunks, opened=False):
     return reasoning, answer, splitter.state
 
 
-@pytest.mark.parametrize(
-    ("text", "reasoning", "answer"),
-    [
-        ("<think>2+2 is 4</think>4", "2+2 is 4", "4"), (" \n<think>\n2+2\n</think>\n\nIt is 4.", "2+2", "It is 4."),
-        ("<think> a \n b \n</think> c \n d \n ", "a \n b", "c \n d"), ("4 <think>a</think>", "", "4 <think>a</think>"),
-        ("<think>never closed", "never closed", ""), ("<think></think>4", "", "4"), ("<thi", "", "<thi"),
-        ("<think>a</think>b</think>c<think>", "a", "b</think>c<think>"), ("<thinking>x", "", "<thinking>x"),
-        ("<think>a</thi", "a</thi", ""), ("  ", "", ""), ("<think>a < b, </ c</think>d", "a < b, </ c", "d"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("text", "reasoning", "answer"), [
+    ("<think>2+2 is 4</think>4", "2+2 is 4", "4"),
+    (" \n<think>\n2+2\n</think>\n\nIt is 4.", "2+2", "It is 4."),
+    ("<think> a \n b \n</think> c \n d \n ", "a \n b", "c \n d"), ("4 <think>a</think>", "", "4 <think>a</think>"),
+    ("<think>never closed", "never closed", ""), ("<think></think>4", "", "4"), ("<thi", "", "<thi"),
+    ("<think>a</think>b</think>c<think>", "a", "b</think>c<think>"), ("<thinking>x", "", "<thinking>x"),
+    ("<think>a</thi", "a</thi", ""), ("  ", "", ""), ("<think>a < b, </ c</think>d", "a < b, </ c", "d"),
+])  # fmt: skip
 def test_every_chunking_gives_the_same(text, reasoning, answer):
     for place in range(len(text) + 1):
         assert read([text[:place], text[place:]])[:2] == read(list(text))[:2] == (reasoning, answer)

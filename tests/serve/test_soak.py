@@ -4,14 +4,11 @@ each is answered or gets an error of its own, and neither memory nor descriptors
     SOAK_REQUESTS=100000 SOAK_KILLS=20 SOAK_FREEZES=5 python -m pytest --soak -n 0 -s tests/serve/test_soak.py
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 import shutil
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -105,7 +102,7 @@ async def soak(command: Command) -> tuple[Counter[str], list[list[int]]]:
     return ended, seen
 
 
-def test_no_request_is_lost_and_nothing_grows(tmp_path: Path) -> None:
+def test_no_request_is_lost_and_nothing_grows(tmp_path):
     command = Command(untrained_model(tmp_path), tmp_path / "log", settings=["--max-sequences", "32"])
     try:
         ended, seen = asyncio.run(soak(command))
@@ -118,7 +115,7 @@ def test_no_request_is_lost_and_nothing_grows(tmp_path: Path) -> None:
     assert all(size <= bound for size, bound in zip(seen[-1], most, strict=True)), seen
 
 
-def test_an_adapter_is_replaced_again_and_again_under_load(tmp_path: Path) -> None:
+def test_an_adapter_is_replaced_again_and_again_under_load(tmp_path):
     """Each completion is answered, and the engine keeps no old version, whose folder is gone as a run's old one."""
     model, newest = untrained_model(tmp_path), tmp_path / "latest"
     versions = [write_adapter(tmp_path / f"kept{seed}", model, seed=seed) for seed in range(3)]

@@ -1,8 +1,6 @@
 """Starts of a server: what is wrong is told at once, in one line with exit code 2; who has the port, and what clients
 hear there before the model has loaded; what is handed to vLLM."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal
@@ -10,7 +8,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import product
@@ -39,7 +36,7 @@ from tests.shared.test_chat import make_folder
 # ---- mistakes ------------------------------------------------------------------------------------------------------
 
 
-def test_a_port_in_use_is_told_before_the_model_loads(model_folder: Path) -> None:
+def test_a_port_in_use_is_told_before_the_model_loads(model_folder):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         run = subprocess.run(
@@ -52,7 +49,7 @@ def test_a_port_in_use_is_told_before_the_model_loads(model_folder: Path) -> Non
 
 
 @pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., str]]:
+def start(monkeypatch, capsys):
     """start(argument, ...): what the command, which must end with exit code 2, says after its first line of a start."""
     with ExitStack() as stack:
         monkeypatch.setattr(command, "take_address", lambda *at: stack.enter_context(take_address(*at)))
@@ -67,9 +64,7 @@ def start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         yield run
 
 
-def test_addresses_and_settings_that_cannot_be_are_told(
-    model_folder: Path, tmp_path: Path, start: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_addresses_and_settings_that_cannot_be_are_told(model_folder, tmp_path, start, capsys):
     for host in ("192.0.2.1", "no.such.host.invalid"):
         assert f"host = {host}: " in start("--model", model_folder, "--host", host, "--anybody", "--port", "0")
     assert "serve.keys" in start("--model", model_folder, "--host", "0.0.0.0")
@@ -81,7 +76,7 @@ def test_addresses_and_settings_that_cannot_be_are_told(
 
 
 @pytest.mark.parametrize("harm", ["truncated", "no weights", "no config", "a file", "config no JSON", "foreign"])
-def test_a_model_that_cannot_be_read_is_told_in_one_line(tmp_path: Path, start: Callable[..., str], harm: str) -> None:
+def test_a_model_that_cannot_be_read_is_told_in_one_line(tmp_path, start, harm):
     folder = Path(make_folder(write_model(tmp_path / "tiny", random_weights(0))))
     weights = folder / "model.safetensors"
     if harm == "truncated":
@@ -115,7 +110,7 @@ def bound(host: str, port: int = 0) -> socket.socket:
 
 
 @pytest.mark.parametrize(("first", "second"), SHARED)
-def test_a_port_has_one_owner(first: str, second: str) -> None:
+def test_a_port_has_one_owner(first, second):
     with take_address(first, 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"^port = {port}: another program listens at .*--port"):
@@ -123,13 +118,13 @@ def test_a_port_has_one_owner(first: str, second: str) -> None:
     take_address(second, port).close()
 
 
-def test_a_port_is_taken_from_nobody_who_has_bound_it_and_would_listen_later() -> None:
+def test_a_port_is_taken_from_nobody_who_has_bound_it_and_would_listen_later():
     """Sockets that are only bound share a port until one listens, which take_address does at once."""
     with bound("127.0.0.1") as other, take_address("127.0.0.1", other.getsockname()[1]), pytest.raises(OSError):
         other.listen()
 
 
-def test_a_restart_takes_its_port_while_old_connections_linger() -> None:
+def test_a_restart_takes_its_port_while_old_connections_linger():
     with take_address("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)) as client:
@@ -170,7 +165,7 @@ class Starting(NamedTuple):
 
 
 @pytest.fixture
-def starting(model_folder: Path) -> Iterator[Starting]:
+def starting(model_folder):
     engine = SlowEngine(model_folder)
     with take_address("127.0.0.1", 0) as address, ThreadPoolExecutor(1) as pool:
         port = address.getsockname()[1]
@@ -183,7 +178,7 @@ def starting(model_folder: Path) -> Iterator[Starting]:
         server.should_exit = True
 
 
-def test_a_server_answers_while_its_engine_starts(starting: Starting) -> None:
+def test_a_server_answers_while_its_engine_starts(starting):
     client = starting.client
     assert client.get("/health").status_code == 200
     reply = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
@@ -193,15 +188,13 @@ def test_a_server_answers_while_its_engine_starts(starting: Starting) -> None:
     eventually(lambda: client.get("/ready").is_success)
 
 
-def test_a_signal_ends_a_server_whose_engine_starts(starting: Starting) -> None:
+def test_a_signal_ends_a_server_whose_engine_starts(starting):
     starting.server.handle_exit(signal.SIGTERM, None)
     starting.end.result(60)
     assert starting.engine.stopped
 
 
-def test_a_server_whose_engine_does_not_start_ends(
-    model_folder: Path, start: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_whose_engine_does_not_start_ends(model_folder, start, monkeypatch):
     engine = SlowEngine(model_folder, fails=True)
     engine.go.set()
     monkeypatch.setattr("serve.app.make_engine", lambda *_: engine)
@@ -211,7 +204,7 @@ def test_a_server_whose_engine_does_not_start_ends(
 # ---- what is handed to vLLM: how it serves a quantised checkpoint is tested in test_vllm_engine.py -------------------
 
 
-def test_settings_reach_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_settings_reach_vllm(monkeypatch, tmp_path):
     folder = write_model(tmp_path, random_weights(0))
     monkeypatch.setattr(vllm_engine, "make_vllm_config", lambda *_, **arguments: pytest.fail(json.dumps(arguments)))
     monkeypatch.setitem(sys.modules, "serve.vllm_parts", SimpleNamespace(StepLLM=None, EngineSettings=dict))

@@ -1,10 +1,7 @@
 """The command with a real model in a real vLLM engine, and real clients."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -22,7 +19,7 @@ MESSAGES = [{"role": "user", "content": QUESTION}]
 
 
 @pytest.fixture(scope="module")
-def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+def command(tmp_path_factory):
     """A server of an untrained model whose context has room for the signatures of tools."""
     folder = untrained_model(tmp_path_factory.mktemp("runs"), max_position_embeddings=1024)
     running = Command(folder, tmp_path_factory.mktemp("serve") / "log", settings=["--max-sequences", "16"])
@@ -34,7 +31,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
 
 
 @pytest.fixture
-def client(command: Command) -> Iterator[openai.OpenAI]:
+def client(command):
     with openai.OpenAI(base_url=f"{command.url}/v1", api_key="none", max_retries=0, timeout=300) as client:
         yield client
 
@@ -45,7 +42,7 @@ def figure(command: Command, name: str) -> float:
     return next((float(line.split()[1]) for line in lines if line.startswith(f"maestrale_{name} ")), 0.0)
 
 
-def test_the_openai_client_gets_the_same_streamed_and_whole(command: Command, client: openai.OpenAI) -> None:
+def test_the_openai_client_gets_the_same_streamed_and_whole(command, client):
     ask: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "temperature": 0, "max_tokens": 24}
     whole = client.chat.completions.create(**ask)
     chunks = list(client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
@@ -60,7 +57,7 @@ def test_the_openai_client_gets_the_same_streamed_and_whole(command: Command, cl
     assert command.client.get("/version").json()["weights"] == "run, step 0"
 
 
-def test_a_raw_prompt_is_sampled_on(command: Command, client: openai.OpenAI) -> None:
+def test_a_raw_prompt_is_sampled_on(command, client):
     ask: dict[str, Any] = {"model": "tiny", "prompt": QUESTION, "max_tokens": 12, "temperature": 0, "logprobs": 2}
     whole = client.completions.create(**ask)
     chunks = list(client.completions.create(**ask, stream=True))
@@ -76,7 +73,7 @@ def test_a_raw_prompt_is_sampled_on(command: Command, client: openai.OpenAI) -> 
     assert all(logprob in top.values() and 2 <= len(top) <= 3 for logprob, top in rest), best
 
 
-def test_constrain_keeps_foreign_words_out_of_the_reasoning(command: Command) -> None:
+def test_constrain_keeps_foreign_words_out_of_the_reasoning(command):
     """Through both APIs, whole and streamed. A form of the answer begins the reasoning, which this model never ends."""
     form, ask = {"type": "json_object"}, {"reasoning_language": "ru", "temperature": 1, "seed": 1}
     chat = {"messages": MESSAGES, "max_tokens": 90, "response_format": form, **ask}
@@ -104,7 +101,7 @@ def test_constrain_keeps_foreign_words_out_of_the_reasoning(command: Command) ->
         assert all(texts) and [place is None for place in broken] == [enforcement == "constrain"] * 4, (texts, broken)
 
 
-def test_an_engine_killed_under_load_is_replaced_and_nobody_notices(command: Command) -> None:
+def test_an_engine_killed_under_load_is_replaced_and_nobody_notices(command):
     """More requests than the engine decodes at a time: all go on in the next engine, to their end."""
     body = {"messages": MESSAGES, "max_tokens": 100, "temperature": 1}
     before = figure(command, "engine_restarts")
@@ -144,7 +141,7 @@ ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "
     "additionalProperties": False}}}  # fmt: skip
 
 
-def test_an_untrained_model_keeps_the_form_that_is_asked(command: Command) -> None:
+def test_an_untrained_model_keeps_the_form_that_is_asked(command):
     """Its tokens are random, so whatever has a form has it from the engine."""
     body = {"messages": [{"role": "user", "content": "Add."}], "thinking_token_budget": 8, "seed": 3,
             "reasoning_language": "off"}  # fmt: skip

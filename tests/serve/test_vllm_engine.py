@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import weakref
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,20 +92,20 @@ def count_threads(patch: pytest.MonkeyPatch, given: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     """The quickstart's model before any training: its texts mean nothing, its tokens are tokens."""
     return untrained_model(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="module")
-def versions(model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def versions(model, tmp_path_factory):
     """Adapters of the model."""
     folder = tmp_path_factory.mktemp("adapters")
     return [write_adapter(folder / str(seed), model, rank=3, seed=seed) for seed in (1, 2, 3)]
 
 
 @pytest.fixture(scope="module")
-def live(model: Path, versions: list[Path]) -> Iterator[Live]:
+def live(model, versions):
     """One with the first two adapters, for tests that do not end it."""
     adapters = {name: read_adapter(folder, model, "") for name, folder in zip(("one", "two"), versions, strict=False)}
     with pytest.MonkeyPatch.context() as patch:
@@ -114,7 +114,7 @@ def live(model: Path, versions: list[Path]) -> Iterator[Live]:
             yield live
 
 
-def test_closing_the_stream_aborts_the_request_in_the_engine(live: Live) -> None:
+def test_closing_the_stream_aborts_the_request_in_the_engine(live):
     async def leave() -> tuple[int, int]:
         assert live.engine.llm is not None
         stream = live.engine.generate([5, 6, 7], SamplingParameters(max_tokens=400, ignore_eos=True))
@@ -127,7 +127,7 @@ def test_closing_the_stream_aborts_the_request_in_the_engine(live: Live) -> None
     assert live.run(leave()) == (1, 0)
 
 
-def test_deltas_stay_single_where_the_reader_lags(live: Live) -> None:
+def test_deltas_stay_single_where_the_reader_lags(live):
     async def read_slowly() -> list[Delta]:
         slow = []
         async for delta in live.engine.generate([5, 6], SamplingParameters(max_tokens=60, temperature=0, logprobs=1)):
@@ -139,7 +139,7 @@ def test_deltas_stay_single_where_the_reader_lags(live: Live) -> None:
     assert quick == slow and all(len(delta.token_ids) == 1 for delta in slow) and len(slow) == 60
 
 
-def test_log_probs_of_a_prompt_are_those_of_the_model_whatever_the_sampling(model: Path, live: Live) -> None:
+def test_log_probs_of_a_prompt_are_those_of_the_model_whatever_the_sampling(model, live):
     """Of our own decoder on the same weights. The last request is one whose keys and values the engine could have kept
     from the first. Over HTTP: tests/trainer/objectives/test_teachers.py."""
     with torch.no_grad():
@@ -159,14 +159,12 @@ def test_log_probs_of_a_prompt_are_those_of_the_model_whatever_the_sampling(mode
     assert not any(delta.prompt_logprobs for delta in single), "of a first token there is none"
 
 
-def test_what_cannot_be_sampled_has_a_log_prob_that_json_can_hold(live: Live) -> None:
+def test_what_cannot_be_sampled_has_a_log_prob_that_json_can_hold(live):
     [[ranked]] = [delta.logprobs for delta in live.run(live.sample(PROMPT, max_tokens=1, top_k=1, logprobs=2))]
     assert [each.logprob for each in ranked] == [0.0, 0.0, MINUS_INFINITY]
 
 
-def test_adapters_answer_in_one_batch_and_with_newer_versions_at_once(
-    model: Path, versions: list[Path], live: Live, tmp_path: Path
-) -> None:
+def test_adapters_answer_in_one_batch_and_with_newer_versions_at_once(model, versions, live, tmp_path):
     """The log-probs are those of the merged models, also of the model alone while its adapters run."""
     prompt = [5, 6, 7, *range(20, 80)]
 
@@ -196,7 +194,7 @@ def test_adapters_answer_in_one_batch_and_with_newer_versions_at_once(
     live.run(story())
 
 
-def test_a_mask_keeps_foreign_words_out_of_the_reasoning_alone(model: Path, live: Live) -> None:
+def test_a_mask_keeps_foreign_words_out_of_the_reasoning_alone(model, live):
     """Requests with different masks in one batch with one that has none."""
     chat = Chat(model)
     prompt = chat.render("Tom has 3 apples. How many?", "")
@@ -234,9 +232,7 @@ def broken_at(code: str, text: str) -> str | None:
     return None
 
 
-def test_newer_weights_are_those_of_a_fresh_engine_and_a_replaced_one_leaves_nothing(
-    model: Path, tmp_path: Path
-) -> None:
+def test_newer_weights_are_those_of_a_fresh_engine_and_a_replaced_one_leaves_nothing(model, tmp_path):
     """Requests run all the time; none fails. Then fresh engines of the other export replace this one."""
     other, prompts = change_weights(model, tmp_path / "other"), [[5, 6, 7], [9, 8, 7, 6], [30, 31]]
     live = Live(model, max_tokens=160)
@@ -309,7 +305,7 @@ def change_weights(model: Path, folder: Path) -> Path:
     return folder
 
 
-def test_a_start_that_is_cancelled_or_fails_leaves_no_engine_process(model: Path) -> None:
+def test_a_start_that_is_cancelled_or_fails_leaves_no_engine_process(model):
     async def cancel() -> None:
         start = asyncio.create_task(Live(model).engine.start())
         while engine_processes() == before:
@@ -326,9 +322,7 @@ def test_a_start_that_is_cancelled_or_fails_leaves_no_engine_process(model: Path
     assert engine_processes() <= before
 
 
-def test_a_quantised_checkpoint_is_served_as_it_is_with_every_core(
-    model: Path, live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_quantised_checkpoint_is_served_as_it_is_with_every_core(model, live, tmp_path, monkeypatch):
     """Its log-probs are those of the weights that it was made from, but for the rounding, also of bfloat16."""
     folder, weights = shutil.copytree(model, tmp_path / "quantised"), {}
     for name, weight in load_file(model / "model.safetensors").items():

@@ -10,13 +10,13 @@ from shared.errors import DiskError
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     path = tmp_path / "page.md"
     path.write_text("old\n")
     return path
 
 
-def test_a_file_is_replaced_at_the_end_of_the_block_and_a_failure_leaves_the_old_one(path: Path) -> None:
+def test_a_file_is_replaced_at_the_end_of_the_block_and_a_failure_leaves_the_old_one(path):
     with pytest.raises(OSError, match="disk is full"), beside(path) as partial:
         partial.write_text("half")
         raise OSError("disk is full")
@@ -49,7 +49,7 @@ class Full:
         return self.written
 
 
-def test_a_line_is_appended_whole_or_not_at_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_is_appended_whole_or_not_at_all(path, monkeypatch):
     opened = Path.open
     with monkeypatch.context() as patch:
         patch.setattr(Path, "open", lambda *given, **named: Full(opened(*given, **named)))

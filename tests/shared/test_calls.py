@@ -1,7 +1,6 @@
 """One declaration a call: what a rank can be asked, and what is refused on both sides. On the wire: test_rpc.py."""
 
 import asyncio
-from typing import Any
 
 import msgspec
 import pytest
@@ -36,7 +35,7 @@ class Counter:
 decode = RequestDecoder(Counter)
 
 
-def test_the_decorated_method_is_the_message_and_its_answer() -> None:
+def test_the_decorated_method_is_the_message_and_its_answer():
     asked, end = (
         decode(encode(made.message)) for made in (request(Counter.count, "four", times=2), request(Counter.end))
     )
@@ -53,7 +52,7 @@ def test_the_decorated_method_is_the_message_and_its_answer() -> None:
     {"type": "count", "word": 4}, {"type": "count"}, {"type": "count", "word": "x", "times": "2"}, {"word": "x"},
     {"type": "not_a_call"}, {"type": "__init__"}, [1, 2], msgspec.Raw(b"\x91" * 100_000),
 ], ids=lambda content: str(content)[:40])  # fmt: skip
-def test_an_unknown_method_and_arguments_of_another_type_are_refused(content: Any) -> None:
+def test_an_unknown_method_and_arguments_of_another_type_are_refused(content):
     with pytest.raises(RunError, match="Counter cannot read a call"):
         decode(content if isinstance(content, msgspec.Raw) else msgspec.msgpack.encode(content))
 
@@ -62,8 +61,6 @@ def test_an_unknown_method_and_arguments_of_another_type_are_refused(content: An
     (Counter.count, {}, TypeError), (Counter.count, {"word": "x", "length": 3}, TypeError),
     (Counter.not_a_call, {}, AttributeError),
 ])  # fmt: skip
-def test_arguments_that_do_not_fit_the_method_are_an_error_of_the_caller(
-    method: Any, arguments: Any, error: Any
-) -> None:
+def test_arguments_that_do_not_fit_the_method_are_an_error_of_the_caller(method, arguments, error):
     with pytest.raises(error):
         request(method, **arguments)

@@ -67,7 +67,7 @@ def write_model(folder: Path, family: Family, template: str, more: Sequence[str]
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient(monkeypatch):
     """Gemma 4's template takes seconds of the processor's time for a long conversation."""
     monkeypatch.setattr("shared.template_trial.CPU_S", 60)
 
@@ -105,7 +105,7 @@ def test_a_prompt_is_what_transformers_makes_holds_all_and_ends_turns_as_the_tem
 
 
 @pytest.mark.parametrize("name", SEVERAL)
-def test_demonstrations_episodes_and_served_histories_have_the_same_tokens(tmp_path: Path, name: str) -> None:
+def test_demonstrations_episodes_and_served_histories_have_the_same_tokens(tmp_path, name):
     chat, family = chat_of(tmp_path, name), FAMILIES[name]
     end = chat.tokenizer.convert_tokens_to_ids(family.turn)
     turns = [("assistant", "one"), ("tool", "two"), ("assistant", "three"), ("user", "four"), ("assistant", "five")]
@@ -124,7 +124,7 @@ def test_demonstrations_episodes_and_served_histories_have_the_same_tokens(tmp_p
 
 
 @pytest.mark.parametrize("name", ["glm4moe", "glm4moe closing"])
-def test_the_marker_of_the_next_role_stands_there_whatever_ended_the_turn(tmp_path: Path, name: str) -> None:
+def test_the_marker_of_the_next_role_stands_there_whatever_ended_the_turn(tmp_path, name):
     chat = chat_of(tmp_path, name)
     user, other = chat.tokenizer.convert_tokens_to_ids(["<|user|>", "<|observation|>"])
     usual = chat.bridge([("user", "two")], ended=user)

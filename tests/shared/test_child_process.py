@@ -38,7 +38,7 @@ async def started(kind: Any = Async, **options: Any) -> AsyncIterator[Child]:
 
 
 @pytest.fixture(autouse=True)
-def news(monkeypatch: pytest.MonkeyPatch) -> Any:
+def news(monkeypatch):
     """The lines about ends of processes that came since the last call."""
     monkeypatch.setattr(deaths.helpers, "_ends", {})
     return deaths.helpers.news

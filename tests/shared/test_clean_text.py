@@ -43,7 +43,7 @@ def dangerous(text: str) -> list[str]:
             or unicodedata.bidirectional(letter) in turns]  # fmt: skip
 
 
-def test_every_unsafe_character_is_replaced_and_no_other() -> None:
+def test_every_unsafe_character_is_replaced_and_no_other():
     for letter in map(chr, range(sys.maxunicode + 1)):
         if dangerous(letter):
             assert clean(letter) == "·", hex(ord(letter))
@@ -56,7 +56,7 @@ def test_every_unsafe_character_is_replaced_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("text", texts(), ids=lambda text: ascii(text)[:30])
-def test_nothing_hostile_reaches_a_terminal_a_log_or_a_file(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_hostile_reaches_a_terminal_a_log_or_a_file(text, capsys):
     plainly = io.StringIO()  # no terminal: nothing of ours is a control code either
     table = Table(title=escape(text))
     table.add_row(escape(f"a{text}b"))

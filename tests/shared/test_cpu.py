@@ -5,7 +5,6 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,7 @@ INTEL, AMD = "GenuineIntel", "AuthenticAMD"
 
 
 @pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
+def forgotten():
     """No answer of this machine before, none of the tests' afterwards."""
     processor.multiplies_bfloat16_fast.cache_clear()
     yield
@@ -45,7 +44,7 @@ def test_bfloat16_is_for_matrix_units_and_for_amds_instructions(monkeypatch, tmp
     assert processor.multiplies_bfloat16_fast("cpu") is fast and processor.multiplies_bfloat16_fast("cuda") is True
 
 
-def test_this_machine_says_what_its_kernel_says() -> None:
+def test_this_machine_says_what_its_kernel_says():
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         flags = next(line for line in lines if line.startswith("flags")).split()
@@ -70,13 +69,13 @@ def faults_of_allocating_again() -> list[int]:
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library is not glibc")
-def test_freed_memory_is_there_for_the_next_allocation() -> None:
+def test_freed_memory_is_there_for_the_next_allocation():
     """Once the heap has found room: a round more or less may still miss it, by the few bytes of its alignment."""
     always, kept = in_fresh_process(faults_of_allocating_again)
     assert kept < always / 3
 
 
-def test_a_process_that_starts_with_the_spare_allocator_has_it() -> None:
+def test_a_process_that_starts_with_the_spare_allocator_has_it():
     if not (library := processor.spare_allocator()):
         pytest.skip("tcmalloc is not installed: apt install libtcmalloc-minimal4")
     command = [sys.executable, "-c", "print(open('/proc/self/maps').read().count('libtcmalloc_minimal'))"]
@@ -86,7 +85,7 @@ def test_a_process_that_starts_with_the_spare_allocator_has_it() -> None:
 
 
 @pytest.mark.parametrize(("given", "threads"), [("3", 3), ("4,2", 4), ("", 1), ("0", 1), ("many", 1), (None, 1)])
-def test_threads_are_those_of_openmp(monkeypatch: pytest.MonkeyPatch, given: str | None, threads: int) -> None:
+def test_threads_are_those_of_openmp(monkeypatch, given, threads):
     monkeypatch.setenv("OMP_NUM_THREADS", given or "")
     if given is None:
         monkeypatch.delenv("OMP_NUM_THREADS")

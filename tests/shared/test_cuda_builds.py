@@ -33,7 +33,7 @@ def test_cuda_builds_beside_cpu_torch_are_hidden(monkeypatch, installed, hidden)
 
 
 @pytest.mark.parametrize(("home", "place"), [("home", "home/.cache/torchinductor"), ("file", "")])
-def test_what_others_put_among_the_temporary_files_is_no_cache_of_torch(tmp_path: Path, home: str, place: str) -> None:
+def test_what_others_put_among_the_temporary_files_is_no_cache_of_torch(tmp_path, home, place):
     """A link there ended every command that imports torch._dynamo with torch's own traceback."""
     (tmp_path / "home").mkdir()
     (tmp_path / "file").touch()
@@ -46,7 +46,7 @@ def test_what_others_put_among_the_temporary_files_is_no_cache_of_torch(tmp_path
 
 
 @pytest.mark.slow
-def test_a_planted_link_ends_no_import_of_torch(tmp_path: Path) -> None:
+def test_a_planted_link_ends_no_import_of_torch(tmp_path):
     (tmp_path / f"torchinductor_{getpass.getuser()}").symlink_to("/none/of/that")
     environment = {**os.environ, "PYTHONPATH": ROOT, "TMPDIR": str(tmp_path)}
     environment.pop("TORCHINDUCTOR_CACHE_DIR", None)

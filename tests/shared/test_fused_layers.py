@@ -75,7 +75,7 @@ def pull(calls: list[Callable[..., Tensor]], *inputs: list[Tensor]) -> list[Tens
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_values_and_gradients_are_those_of_the_plain_formula(name: str) -> None:
+def test_values_and_gradients_are_those_of_the_plain_formula(name):
     ours, plain, shapes = CASES[name]
     inputs, others = leaves(torch.float64, *shapes), leaves(torch.float64, *shapes)
     torch.testing.assert_close(*pull([ours, plain], inputs, others))
@@ -90,7 +90,7 @@ IN_TWO: dict[str, Callable[..., Tensor]] = {
 
 @pytest.mark.parametrize("name", IN_TWO)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rounding_is_that_of_the_parts_bit_for_bit(name: str, dtype: torch.dtype) -> None:
+def test_rounding_is_that_of_the_parts_bit_for_bit(name, dtype):
     ours, _, shapes = CASES[name]
     inputs, others = leaves(dtype, *shapes), leaves(dtype, *shapes)
     assert torch.equal(*pull([ours, IN_TWO[name]], inputs, others))
@@ -98,7 +98,7 @@ def test_rounding_is_that_of_the_parts_bit_for_bit(name: str, dtype: torch.dtype
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_wider_weights_are_rounded_to_the_type_of_the_input(name: str) -> None:
+def test_wider_weights_are_rounded_to_the_type_of_the_input(name):
     """As if they had been rounded before; their gradients come in the weights' own type."""
     ours, _, shapes = CASES[name]
     x, *rounded = leaves(torch.bfloat16, *shapes)
@@ -124,7 +124,7 @@ def kept(call: Callable[..., Tensor], *inputs: Tensor) -> int:
     return sum(sizes.values()) // 4
 
 
-def test_neither_normed_inputs_nor_gated_parts_nor_rounded_weights_are_kept() -> None:
+def test_neither_normed_inputs_nor_gated_parts_nor_rounded_weights_are_kept():
     normed = leaves(torch.float32, (64, 256), (256,), (32, 256), (16, 256))
     gated = leaves(torch.float32, (64, 256), (32, 128))
     x, inverse, part = 64 * 256, 64, 64 * 128
@@ -137,7 +137,7 @@ def test_neither_normed_inputs_nor_gated_parts_nor_rounded_weights_are_kept() ->
     assert kept(gated_down, next(halves), *gated[1:]) == x // 2 + 32 * 128
 
 
-def test_adapters_keep_what_they_make_narrow_and_frozen_weights_get_no_gradient() -> None:
+def test_adapters_keep_what_they_make_narrow_and_frozen_weights_get_no_gradient():
     shapes = (64, 256), (256,), (32, 256), (16, 256), (2, 256), (32, 2), (2, 256), (16, 2)
     x, *frozen = leaves(torch.float32, *shapes)
     scale, first, second = (each.requires_grad_(False) for each in frozen[:3])

@@ -41,14 +41,14 @@ def save(path: Path, dtype: torch.dtype = torch.float32, **options: Any) -> None
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A sound model folder."""
     save(tmp_path / "model")
     return tmp_path / "model"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_the_saved_type_is_the_one_asked_for(tmp_path: Path, dtype: torch.dtype) -> None:
+def test_the_saved_type_is_the_one_asked_for(tmp_path, dtype):
     save(tmp_path / "m", dtype, shard_bytes=4000)
     hf.check_trainable(tmp_path / "m")
     written, files = hf.load_config(tmp_path / "m"), (tmp_path / "m").glob("*.safetensors")
@@ -114,7 +114,7 @@ def damage(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_a_folder_that_is_damaged_is_refused_with_the_repair(folder: Path, name: str) -> None:
+def test_a_folder_that_is_damaged_is_refused_with_the_repair(folder, name):
     damage(folder, name)
     for read in (hf.check_trainable, load_model):
         with pytest.raises(ModelError, match=DAMAGES[name]):
@@ -131,8 +131,8 @@ def test_a_folder_that_is_damaged_is_refused_with_the_repair(folder: Path, name:
     ({"lm_head.weight": torch.zeros(40, 16), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}, ""),
 ])  # fmt: skip
 def test_weights_of_another_name_type_or_shape_are_refused_and_what_is_known_and_not_needed_is_left_out(
-    folder: Path, change: dict[str, Any], message: str
-) -> None:
+    folder, change, message
+):
     state = load_file(folder / hf.WEIGHTS) | change
     save_file({name: tensor for name, tensor in state.items() if tensor is not None}, folder / hf.WEIGHTS)
     for read in (hf.check_trainable, load_model):
@@ -157,7 +157,7 @@ def test_resolve_takes_folders_and_says_what_to_do_about_the_rest(tmp_path, monk
         hf.resolve("owner/name")
 
 
-def test_copy_tokenizer_takes_all_there_is_or_says_there_is_none(tmp_path: Path) -> None:
+def test_copy_tokenizer_takes_all_there_is_or_says_there_is_none(tmp_path):
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
     with pytest.raises(ModelError, match="has no tokenizer"):

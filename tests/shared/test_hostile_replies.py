@@ -89,7 +89,7 @@ def bomb(layers: int) -> bytes:
 @pytest.mark.parametrize("coding", [
     "gzip", "gzip, gzip", "GZIP", "x-gzip", "deflate", "br", "zstd", "identity, gzip", "gzip\r\nX: y",
 ])  # fmt: skip
-def test_a_packed_reply_is_never_unpacked(coding: str, status: int) -> None:
+def test_a_packed_reply_is_never_unpacked(coding, status):
     data = zlib.compress(BLOCK * 1024) if coding == "deflate" else bomb(2 if coding.count("gzip") == 2 else 1)
     head = f"HTTP/1.1 {status} X\r\nContent-Encoding: {coding}\r\nContent-Length: {len(data)}\r\n\r\n"
     error = attack(head.encode(), data)
@@ -97,7 +97,7 @@ def test_a_packed_reply_is_never_unpacked(coding: str, status: int) -> None:
 
 
 @pytest.mark.parametrize("status", [b"200", b"307", b"401", b"503"])
-def test_a_reply_without_end_is_cut(status: bytes) -> None:
+def test_a_reply_without_end_is_cut(status):
     head = b"HTTP/1.1 %s X\r\n" % status
     for begin, block in ((b"\r\n", BLOCK), (b"Transfer-Encoding: chunked\r\n\r\n", CHUNK)):
         assert f"more than {MAX_REPLY_BYTES} bytes" in str(attack(head + begin, endless=block))
@@ -112,7 +112,7 @@ def test_a_reply_without_end_is_cut(status: bytes) -> None:
     ],
     ids=["header", "headers", "small headers", "status", "trailers", "trailer", "chunk extension", "no HTTP"],
 )  # fmt: skip
-def test_headers_without_end_are_cut(begin: bytes, block: bytes) -> None:
+def test_headers_without_end_are_cut(begin, block):
     assert isinstance(attack(begin, endless=block), httpx.RemoteProtocolError)
 
 
@@ -120,7 +120,7 @@ def test_headers_without_end_are_cut(begin: bytes, block: bytes) -> None:
     (OK + b"\r\n", b"a"), (CHUNKED, b"1\r\na\r\n"), (OK + b"X: ", b"a"), (CHUNKED + b"0\r\n", b"a: b\r\n"),
     (b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 50), (b"", b"HTTP/1.1 103 X\r\nLink: a\r\n\r\n"), (b"", b""),
 ], ids=["body", "chunks", "header", "trailers", "100", "103", "nothing"])  # fmt: skip
-def test_the_deadline_is_one_of_the_whole_reply(begin: bytes, drop: bytes) -> None:
+def test_the_deadline_is_one_of_the_whole_reply(begin, drop):
     error = attack(begin, endless=drop, deadline_s=0.3, pause_s=0.01)
     assert isinstance(error, httpx.TimeoutException) and "0.3 s" in str(error)
 
@@ -131,7 +131,7 @@ CLIENTS = re.compile(
 )
 
 
-def test_nobody_reads_replies_in_another_way() -> None:
+def test_nobody_reads_replies_in_another_way():
     """Whoever does needs the same bounds. `httpx.stream` is the download of benchmarks, which reads raw bytes too."""
     allowed = {
         ("shared/chat_endpoint.py", "httpx.AsyncClient"),

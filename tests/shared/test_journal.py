@@ -34,12 +34,12 @@ def opened(path: Path, identity: Any = None, *, sync: bool = False, **options: A
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "rows.jsonl"
 
 
 @pytest.fixture(params=["inside", "beside"])
-def header(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+def header(request, tmp_path):
     """The file of the identity; None: it is the first line of the rows."""
     return None if request.param == "inside" else tmp_path / "identity.json"
 
@@ -53,7 +53,7 @@ VALUES = st.recursive(
 
 @settings(max_examples=30)
 @given(st.lists(VALUES))
-def test_rows_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory, values: list[Any]) -> None:
+def test_rows_come_back_as_they_were(tmp_path_factory, values):
     folder = tmp_path_factory.mktemp("rows")
     for header in (None, folder / "identity.json"):
         path = folder / f"{header is None}.jsonl"
@@ -71,8 +71,8 @@ def test_rows_come_back_as_they_were(tmp_path_factory: pytest.TempPathFactory, v
 
 @pytest.mark.parametrize("sync", [True, False])
 def test_a_failed_row_is_made_again_and_replaces_nothing_and_a_row_is_on_the_disk_where_that_is_asked_for(
-    path: Path, sync: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    path, sync, monkeypatch
+):
     flushed: list[bytes] = []
     monkeypatch.setattr(journals, "flush", lambda file: flushed.append(file.read_bytes().splitlines()[-1]))
     with opened(path, sync=sync) as journal:
@@ -101,7 +101,7 @@ for number in range(10_000_000):
 """
 
 
-def test_kills_lose_no_row_and_make_none_twice(path: Path) -> None:
+def test_kills_lose_no_row_and_make_none_twice(path):
     last = -1
     for kill in range(2):
         process = started(PROGRAM, path)
@@ -117,7 +117,7 @@ def test_kills_lose_no_row_and_make_none_twice(path: Path) -> None:
         assert all(len(row.value) == number % 5000 for number, row in journal.rows.items())
 
 
-def test_every_cut_of_the_last_line_is_removed(path: Path, header: Path | None) -> None:
+def test_every_cut_of_the_last_line_is_removed(path, header):
     rows = Answer(1, "ü"), Answer(2, "ö")
     with opened(path, header=header) as journal:
         for row in rows:
@@ -149,13 +149,13 @@ def test_another_identity_is_refused_and_nothing_changes(path, header, now, word
         assert not journal.rows and journal.identity == now
 
 
-def test_differences_name_settings_inside_of_tables() -> None:
+def test_differences_name_settings_inside_of_tables():
     before = {"a": {"b": {"c": 1}}, "settings": {"limit": 3}, "same": (1, 2)}
     now = {"a": {"b": {"c": 2}}, "settings": {"limit": 4}, "same": [1, 2]}
     assert differences(before, now) == ["a.b.c = 1, now 2", "limit = 3, now 4"]
 
 
-def test_tables_grow_and_first_values_stay(path: Path, tmp_path: Path) -> None:
+def test_tables_grow_and_first_values_stay(path, tmp_path):
     header = tmp_path / "identity.json"
 
     def join(tasks: dict[str, Any], secret: str) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def test_tables_grow_and_first_values_stay(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", [b"", b"x", b"[]", b'{"id": "a"}', b"{}", b"\xff", b"[" * 5000, b"null"])
-def test_damaged_rows_and_headers_are_one_line(path: Path, tmp_path: Path, line: bytes) -> None:
+def test_damaged_rows_and_headers_are_one_line(path, tmp_path, line):
     with opened(path) as journal:
         journal.add(Answer(1))
     first, row = path.read_bytes().splitlines()

@@ -33,7 +33,7 @@ def holder(place: Path, way: str) -> tuple[subprocess.Popen[str], Path]:
     return process, Path(process.stdout.readline().strip())
 
 
-def test_it_is_closed_and_the_last_one_removes_it(tmp_path: Path) -> None:
+def test_it_is_closed_and_the_last_one_removes_it(tmp_path):
     ours = launch_folder.make(tmp_path)
     (ours.path / "deep").mkdir()
     (ours.path / "deep" / "file").write_text("x")
@@ -46,7 +46,7 @@ def test_it_is_closed_and_the_last_one_removes_it(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_a_killed_launch_left_goes_and_what_is_used_stays(tmp_path: Path) -> None:
+def test_what_a_killed_launch_left_goes_and_what_is_used_stays(tmp_path):
     (killed, left), (living, used) = holder(tmp_path, "make"), holder(tmp_path, "make")
     killed.kill()
     killed.communicate()
@@ -66,7 +66,7 @@ def test_what_a_killed_launch_left_goes_and_what_is_used_stays(tmp_path: Path) -
     (0o777, 0, "its mode is 777"), (0o710, 0, "its mode is 710"), (0o701, 0, "its mode is 701"),
     (0o700, 65534, "belongs to user 65534"),
 ])  # fmt: skip
-def test_a_folder_that_others_can_enter_or_own_is_refused(tmp_path: Path, mode: int, owner: int, why: str) -> None:
+def test_a_folder_that_others_can_enter_or_own_is_refused(tmp_path, mode, owner, why):
     forged = tmp_path / f"{launch_folder.PREFIX}aaaa"
     forged.mkdir()
     (forged / launch_folder.LOCK).touch()
@@ -84,7 +84,7 @@ def test_a_folder_that_others_can_enter_or_own_is_refused(tmp_path: Path, mode: 
         launch_folder.enter(forged)
 
 
-def test_a_folder_that_root_left_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_root_left_is_left_alone(tmp_path, monkeypatch):
     """The owner of the parent folder, as root of /tmp, may have folders in it that this user cannot enter."""
     other, opened = tmp_path / f"{launch_folder.PREFIX}held.root", os.open
     other.mkdir(0o700)
@@ -115,7 +115,7 @@ def test_a_folder_that_is_swept_before_its_lock_is_held_is_made_again(tmp_path, 
     ours.leave()
 
 
-def test_a_cache_that_another_user_can_have_filled_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_another_user_can_have_filled_is_not_used(tmp_path, monkeypatch):
     """As where HOME is /tmp. Compiled kernels and headers of C++ are code."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     tmp_path.chmod(0o755)

@@ -1,7 +1,6 @@
 """Adapters of linear layers: their formula, who has gradients, merging, and the folder that PEFT reads."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,7 +49,7 @@ def adapted(targets: str | list[str] = lora.ALL) -> Decoder:
     return decoder
 
 
-def test_a_layer_adds_its_scaled_product_by_hand() -> None:
+def test_a_layer_adds_its_scaled_product_by_hand():
     model = nn.Sequential(nn.Linear(3, 3))
     assert lora.attach(model, 1, 4.0) == ["0"] and isinstance(model[0], lora.LoraLinear)
     set_values(model[0], weight=torch.eye(3).tolist(), bias=[0.5] * 3)
@@ -59,7 +58,7 @@ def test_a_layer_adds_its_scaled_product_by_hand() -> None:
     assert model(torch.tensor([1.0, 1.0, 0.0])).tolist() == [13.5, 1.5, -11.5]
 
 
-def test_at_first_the_model_is_the_frozen_one_and_only_adapters_have_gradients() -> None:
+def test_at_first_the_model_is_the_frozen_one_and_only_adapters_have_gradients():
     decoder = adapted()
     assert torch.equal(decoder(BATCH, output="logits"), make_decoder()(BATCH, output="logits"))
     decoder(BATCH)[0].sum().backward()
@@ -102,7 +101,7 @@ FEW = ("gemma3", "qwen3 moe")
     *((one, lora.ALL) if one in FEW else pytest.param(one, lora.ALL, marks=pytest.mark.soak) for one in FAMILIES),
     ("qwen3 moe", [lora.ALL, lora.EXPERTS]), pytest.param("mixtral", [lora.EXPERTS], marks=pytest.mark.soak),
 ])  # fmt: skip
-def test_modules_of_transformers_train_adapters_alone_and_merge(tmp_path: Path, family: str, targets: Any) -> None:
+def test_modules_of_transformers_train_adapters_alone_and_merge(tmp_path, family, targets):
     """Every linear layer of every family but the head, and experts. Merged through the folders that a run writes, where
     a mixture's experts lie one by one; with recomputed layers bit for bit the same gradients."""
     config = config_of(family)
@@ -176,7 +175,7 @@ class Experts(nn.Module):
         return torch.cat([x @ up.T @ down.T for up, down in zip(self.gate_up_proj, self.down_proj, strict=True)])
 
 
-def test_experts_compute_with_merged_weights_by_hand() -> None:
+def test_experts_compute_with_merged_weights_by_hand():
     model = nn.ModuleDict({"experts": Experts()})
     names = ["experts.lora_gate_up_proj", "experts.lora_down_proj"]
     assert lora.attach(model, 1, 2.0, ["experts"]) == names == [name for name, _ in lora.adapters(model)]
@@ -193,7 +192,7 @@ def test_experts_compute_with_merged_weights_by_hand() -> None:
     assert up.lora_A.weight.grad[0].item() == 8 and up.lora_B.weight.grad[0].flatten().tolist() == [4, 2]
 
 
-def test_no_layer_keeps_merged_weights_for_the_backward_pass() -> None:
+def test_no_layer_keeps_merged_weights_for_the_backward_pass():
     """Adapters of experts: merged tensors of all layers would be a second model."""
     config = config_of("qwen3 moe")
     model = make_model(read_shape(config, "transformers"), config)
@@ -212,7 +211,7 @@ def test_no_layer_keeps_merged_weights_for_the_backward_pass() -> None:
     assert kept and max(kept) < experts.numel() * 4
 
 
-def test_targets_name_layers_by_the_end_of_their_names_and_what_names_nothing_is_refused() -> None:
+def test_targets_name_layers_by_the_end_of_their_names_and_what_names_nothing_is_refused():
     every = {name.rpartition(".")[2] for name, _ in lora.adapters(adapted())}
     assert every == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     some = [name for name, _ in lora.adapters(adapted(["mlp.up_proj"]))]
@@ -236,14 +235,14 @@ ADAPTER = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["q"]
     (ADAPTER | {"target_parameters": ["experts.down_proj"]}, "adapts down_proj: adapters of experts are those of"),
     ([], "is not a JSON object"),
 ])  # fmt: skip
-def test_a_foreign_folder_is_refused_in_one_line(tmp_path: Path, settings: object, message: str) -> None:
+def test_a_foreign_folder_is_refused_in_one_line(tmp_path, settings, message):
     (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
     with pytest.raises(ModelError, match=message) as error:
         read_settings(tmp_path)
     assert "\n" not in str(error.value)
 
 
-def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused(tmp_path):
     save_adapter(tmp_path / "a", {"q_proj" + lora.A: torch.ones(3, 4), "q_proj" + lora.B: torch.ones(4, 3)}, 2, 4.0, "")
     with pytest.raises(ModelError, match=r"of shape \(3, 4\) is no matrix of an adapter of rank 2"):
         read_matrices(tmp_path / "a")

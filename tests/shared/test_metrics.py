@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,18 +10,18 @@ from shared.metrics import METRICS, MetricsLog, kind_of, read_rows, series
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path):
     return tmp_path / "run" / "metrics.jsonl"
 
 
-def test_every_metric_has_unit_and_definition_and_an_unknown_name_raises_with_the_nearest(path: Path) -> None:
+def test_every_metric_has_unit_and_definition_and_an_unknown_name_raises_with_the_nearest(path):
     assert all(metric.unit and metric.definition for metric in METRICS.values())
     with pytest.raises(KeyError, match="'rewards/mean'.*nearest: 'reward/mean'"):
         MetricsLog(path).write(1, {"rewards/mean": 1.0})
     assert read_rows(path) == []
 
 
-def test_a_step_is_on_disk_as_soon_as_it_is_written_and_numbers_that_json_lacks_become_null(path: Path) -> None:
+def test_a_step_is_on_disk_as_soon_as_it_is_written_and_numbers_that_json_lacks_become_null(path):
     log = MetricsLog(path)
     log.write(1, {"loss": math.nan, "lr": math.inf, "accuracy": np.float32(0.5), "kl/k3": np.float32("nan")})
     (row,) = [json.loads(line) for line in path.read_text().splitlines()]
@@ -33,7 +32,7 @@ def test_a_step_is_on_disk_as_soon_as_it_is_written_and_numbers_that_json_lacks_
     assert series(read_rows(path), "accuracy") == ([1], [1.0]), "of two rows of one step the last counts"
 
 
-def test_a_resume_drops_later_steps_and_keeps_the_sft_and_a_new_run_starts_empty(path: Path) -> None:
+def test_a_resume_drops_later_steps_and_keeps_the_sft_and_a_new_run_starts_empty(path):
     log = MetricsLog(path)
     for step in (1, 2, 9):
         log.write(step, {"sft/loss": 2.0})
@@ -50,7 +49,7 @@ def test_a_resume_drops_later_steps_and_keeps_the_sft_and_a_new_run_starts_empty
     assert path.read_text() == ""
 
 
-def test_a_cut_last_line_is_forgotten(path: Path) -> None:
+def test_a_cut_last_line_is_forgotten(path):
     MetricsLog(path).write(1, {"loss": 1.0})
     with path.open("ab") as stream:
         stream.write(b'{"step": 2, "kind": "train", "lo')
@@ -59,7 +58,7 @@ def test_a_cut_last_line_is_forgotten(path: Path) -> None:
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2]
 
 
-def test_lines_wait_for_a_failing_disk_which_does_not_raise(path: Path) -> None:
+def test_lines_wait_for_a_failing_disk_which_does_not_raise(path):
     log = MetricsLog(path)
     path.unlink()
     path.mkdir()  # opening it for writing fails, as a full disk would
@@ -71,7 +70,7 @@ def test_lines_wait_for_a_failing_disk_which_does_not_raise(path: Path) -> None:
     assert [row["step"] for row in read_rows(path)] == [1, 2] and not log.pending
 
 
-def test_rows_have_kinds_and_both_evaluations_of_a_version_are_one(tmp_path: Path) -> None:
+def test_rows_have_kinds_and_both_evaluations_of_a_version_are_one(tmp_path):
     """At the sampling temperature, then greedy; a launch that goes back writes them again."""
     assert kind_of({"sft/loss": 1, "sft/lr": 2}) == "sft" and kind_of({"evaluation/accuracy": 1}) == "evaluation"
     assert kind_of({"evaluation/accuracy": 1, "loss": 2}) == kind_of({}) == "train"

@@ -1,8 +1,6 @@
 """Secrets in addresses (addresses.jsonl): each setting that takes an address refuses one, and repeats nothing of it."""
 
 import asyncio
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +19,7 @@ SECRET = "https://host/v1?page=2&api_key=hush"
 
 
 @pytest.mark.parametrize("row", read_table("shared/addresses"), ids=lambda row: row["url"])
-def test_a_secret_in_an_address_is_told_without_its_value_and_other_addresses_are_taken(row: dict[str, Any]) -> None:
+def test_a_secret_in_an_address_is_told_without_its_value_and_other_addresses_are_taken(row):
     lines = list(complain_of_url("reward.judge.url", row["url"]))
     assert len(lines) == row["secret"]
     for line in lines:
@@ -32,7 +30,7 @@ def test_a_secret_in_an_address_is_told_without_its_value_and_other_addresses_ar
     ("reward.judge.url", "key_variable"), ("reward.judges.clear.url", "key_variable"),
     ("reward.judges.clear.critic.url", "key_variable"), ("objective.teacher.url", "objective.teacher.key_variable"),
 ])  # fmt: skip
-def test_settings_with_a_secret_are_refused_in_one_line(tmp_path: Path, setting: str, name: str) -> None:
+def test_settings_with_a_secret_are_refused_in_one_line(tmp_path, setting, name):
     (tmp_path / "run.toml").write_text('[objective]\nteacher = { kind = "served", url = "", model = "m" }\n')
     with pytest.raises(ConfigError) as refused:
         load(tmp_path / "run.toml", [f"--{setting}={SECRET}"], complaints)

@@ -101,7 +101,7 @@ class Node:
         return self.parent.returncode, printed
 
 
-def test_a_death_is_reported_to_the_controller_which_ends_the_launch(tmp_path: Path) -> None:
+def test_a_death_is_reported_to_the_controller_which_ends_the_launch(tmp_path):
     node = Node(tmp_path, {0: "listens reports"})
     os.kill(node.pids[1], signal.SIGKILL)
     code, printed = node.end()
@@ -113,7 +113,7 @@ def test_a_death_is_reported_to_the_controller_which_ends_the_launch(tmp_path: P
     assert text.endswith("The same command starts anew")
 
 
-def test_a_dead_controller_is_named_at_once_and_takes_all_with_it(tmp_path: Path) -> None:
+def test_a_dead_controller_is_named_at_once_and_takes_all_with_it(tmp_path):
     node = Node(tmp_path, {0: "listens", 2: "grandchild"})
     node.pids.append(node.number("grandchild"))  # which a rank has started in its own session
     os.kill(node.pids[0], signal.SIGSEGV)
@@ -122,7 +122,7 @@ def test_a_dead_controller_is_named_at_once_and_takes_all_with_it(tmp_path: Path
     assert printed.startswith(f"error: controller (rank 0, pid {node.pids[0]} on ") and "(SIGSEGV)" in printed
 
 
-def test_a_rank_that_has_explained_the_end_is_not_contradicted(tmp_path: Path) -> None:
+def test_a_rank_that_has_explained_the_end_is_not_contradicted(tmp_path):
     node = Node(tmp_path, {0: "listens", 1: "explains"})  # as one that has killed a controller that hangs
     os.kill(node.pids[0], signal.SIGKILL)
     assert node.end() == (128 + signal.SIGKILL, "")
@@ -142,7 +142,7 @@ def test_before_the_controller_listens_a_death_is_named_here_and_the_controller_
     assert printed.startswith(begin) and all(word in printed for word in words) and len(printed.splitlines()) == 1
 
 
-def test_on_a_node_without_the_controller_a_death_is_named_there_and_reported(tmp_path: Path) -> None:
+def test_on_a_node_without_the_controller_a_death_is_named_there_and_reported(tmp_path):
     node = Node(tmp_path, {1: "listens", 2: "ends with 4"}, range(1, 3))
     (tmp_path / "go on").touch()
     file = tmp_path / deaths_file(1)
@@ -158,13 +158,13 @@ def test_on_a_node_without_the_controller_a_death_is_named_there_and_reported(tm
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_that_asks_for_the_end_goes_to_the_controller_alone(tmp_path: Path, number: int, code: int) -> None:
+def test_a_signal_that_asks_for_the_end_goes_to_the_controller_alone(tmp_path, number, code):
     node = Node(tmp_path, {0: "listens quits"})
     node.parent.send_signal(number)
     assert node.end() == (code, "")
 
 
-def test_a_launch_that_succeeds_ends_with_0_and_ranks_die_with_their_parent(tmp_path: Path) -> None:
+def test_a_launch_that_succeeds_ends_with_0_and_ranks_die_with_their_parent(tmp_path):
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     node = Node(tmp_path / "a", dict.fromkeys(range(3), "ends with 0"))
@@ -175,7 +175,7 @@ def test_a_launch_that_succeeds_ends_with_0_and_ranks_die_with_their_parent(tmp_
     assert node.end()[0] == -signal.SIGKILL
 
 
-def test_a_rank_whose_parent_died_before_it_began_ends(tmp_path: Path) -> None:
+def test_a_rank_whose_parent_died_before_it_began_ends(tmp_path):
     """Another process has adopted it then, and nobody would ever end it."""
     place = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "3", "TMPDIR": str(tmp_path / "maestrale.1.1.aaaa")}
     command = [sys.executable, "-c", RANK, str(tmp_path)]
@@ -193,7 +193,7 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_what_a_rank_has_named_is_there_after_any_death(tmp_path: Path) -> None:
+def test_what_a_rank_has_named_is_there_after_any_death(tmp_path):
     file = deaths.RankFile(tmp_path / "rank3")
     assert (file.about, file.phase, file.explained) == (("", ""), "", False)
     subprocess.run([sys.executable, "-c", NAMER, str(tmp_path / "rank3")], env=ENVIRONMENT)
@@ -206,7 +206,7 @@ def test_what_a_rank_has_named_is_there_after_any_death(tmp_path: Path) -> None:
         deaths.RankFile(tmp_path / "gone" / "rank0")
 
 
-def test_memory_is_blamed_only_where_the_kernel_counted_a_kill() -> None:
+def test_memory_is_blamed_only_where_the_kernel_counted_a_kill():
     before = deaths.memory_kills()
     blamed = deaths.advice(-signal.SIGKILL, "trainer", 3 << 30, before - 1)
     assert all(words in blamed for words in ("memory killer has ended", "3.0 GiB", "optimiser.micro_batch_tokens"))
@@ -214,7 +214,7 @@ def test_memory_is_blamed_only_where_the_kernel_counted_a_kill() -> None:
     assert deaths.advice(-signal.SIGSEGV, "trainer", 3 << 30, before - 1) == ""
 
 
-def test_what_the_same_command_would_do(tmp_path: Path) -> None:
+def test_what_the_same_command_would_do(tmp_path):
     (tmp_path / "checkpoints" / "step_11.partial").mkdir(parents=True)
     assert "starts anew" in deaths.again(tmp_path)
     for step in (0, 9, 10):
@@ -223,7 +223,7 @@ def test_what_the_same_command_would_do(tmp_path: Path) -> None:
     assert "goes on from step 10" in deaths.again(tmp_path)
 
 
-def test_ends_of_helpers_are_told_each_time_at_first_and_ever_more_seldom() -> None:
+def test_ends_of_helpers_are_told_each_time_at_first_and_ever_more_seldom():
     helpers, counts = deaths.HelperEnds(), []
     for count in range(1, 201):
         helpers.add("a verifier process", "was killed", "another takes its place")
@@ -235,7 +235,7 @@ def test_ends_of_helpers_are_told_each_time_at_first_and_ever_more_seldom() -> N
     assert helpers.news() == ["a verifier process gave no answer (1 so far): another takes its place"]
 
 
-def test_what_a_rank_raised_is_told_in_one_line_with_the_repair_or_with_its_traceback() -> None:
+def test_what_a_rank_raised_is_told_in_one_line_with_the_repair_or_with_its_traceback():
     for kind, message, who, repair in (
         ("OSError", "[Errno 24] Too many open files: '/x'", "trainer rank 1", "Raise the limit of open files"),
         ("MemoryError", "MemoryError", "trainer rank 1", "lower optimiser.micro_batch_tokens"),

@@ -41,7 +41,7 @@ class Shown(Progress):
 
 
 @pytest.fixture(autouse=True)
-def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def wide_terminal(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "200")
 
@@ -52,7 +52,7 @@ METRICS = {
 }  # fmt: skip
 
 
-def test_a_step_is_one_line_with_its_bottleneck_and_what_is_left() -> None:
+def test_a_step_is_one_line_with_its_bottleneck_and_what_is_left():
     progress = Shown()
     progress.at(0, 0)
     progress.step_line(1, METRICS)
@@ -67,7 +67,7 @@ def test_a_step_is_one_line_with_its_bottleneck_and_what_is_left() -> None:
     assert bottleneck(METRICS) == "rollout 75%" and bottleneck({"time/step_s": 2.0}) == bottleneck({}) == ""
 
 
-def test_without_a_terminal_there_are_no_control_codes_and_few_lines() -> None:
+def test_without_a_terminal_there_are_no_control_codes_and_few_lines():
     progress = Shown()
     progress.phase("[red]starting[/red] \x07")
     for second in range(31):
@@ -82,7 +82,7 @@ def test_without_a_terminal_there_are_no_control_codes_and_few_lines() -> None:
     assert lines[-2:] == ["warning: w", "error: e"]
 
 
-def test_on_a_terminal_the_bar_is_erased_before_the_next_line_and_never_wraps(monkeypatch) -> None:
+def test_on_a_terminal_the_bar_is_erased_before_the_next_line_and_never_wraps(monkeypatch):
     progress = Shown(Terminal())
     for second in (1, 2, 3):
         progress.at(second, 10 * second)
@@ -95,7 +95,7 @@ def test_on_a_terminal_the_bar_is_erased_before_the_next_line_and_never_wraps(mo
     assert len(narrow.text()) <= 59
 
 
-def test_time_left_in_the_step_and_in_the_run() -> None:
+def test_time_left_in_the_step_and_in_the_run():
     progress = Shown()
     progress.at(12, 0)
     assert "left ?, run ?" in progress.text()  # nothing is known yet
@@ -107,7 +107,7 @@ def test_time_left_in_the_step_and_in_the_run() -> None:
     assert "left 20 s, run 7:10 min" in progress.text()
 
 
-def test_the_sft_has_a_bar_and_a_closing_line_and_sampling_alone_has_a_bar() -> None:
+def test_the_sft_has_a_bar_and_a_closing_line_and_sampling_alone_has_a_bar():
     progress = Shown()
     # kernels are compiled in the first step: the others take a fifth of a second
     for progress.now, step, loss, speed in ((60.0, 1, 7.5, 20.0), (70.0, 50, 1.5, 2e4), (80.0, 100, 1.25, 2e4)):
@@ -122,7 +122,7 @@ def test_the_sft_has_a_bar_and_a_closing_line_and_sampling_alone_has_a_bar() -> 
     assert "100/400 completions" in sampling.text() and "left 1:30 min" in sampling.text()
 
 
-def test_a_terminal_that_is_closed_or_has_no_unicode_never_reaches_training() -> None:
+def test_a_terminal_that_is_closed_or_has_no_unicode_never_reaches_training():
     progress = Shown(Closed())
     progress.phase("x")
     progress.note("x")
@@ -142,11 +142,11 @@ def test_a_terminal_that_is_closed_or_has_no_unicode_never_reaches_training() ->
     (0.04, "0.0 s"), (9.94, "9.9 s"), (42.4, "42 s"), (75, "1:15 min"), (3599.9, "59:59 min"), (4000, "1:06 h"),
     (-1, "?"), (float("nan"), "?"), (float("inf"), "?"),
 ])  # fmt: skip
-def test_durations(seconds: float, text: str) -> None:
+def test_durations(seconds, text):
     assert duration(seconds) == text
 
 
-def test_phases_are_kept_with_their_times_also_those_from_before_and_shown_where_they_cannot_be(tmp_path) -> None:
+def test_phases_are_kept_with_their_times_also_those_from_before_and_shown_where_they_cannot_be(tmp_path):
     path, before = tmp_path / "phases.jsonl", time.time()
     progress, again = Shown(), Shown()  # the second of the next launch of the same run
     progress.phase("making the model")
@@ -165,7 +165,7 @@ def test_phases_are_kept_with_their_times_also_those_from_before_and_shown_where
     assert "==> loading" in lost.text() and lost.failures == 1
 
 
-def test_the_forecast_of_a_command_is_that_of_this_launch(monkeypatch, capsys) -> None:
+def test_the_forecast_of_a_command_is_that_of_this_launch(monkeypatch, capsys):
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr(progress_bar, "time", SimpleNamespace(monotonic=lambda: clock.now))
     bar = ProgressBar("asking", "asked", 50, 100)

@@ -27,7 +27,7 @@ def rows(kind: str) -> Any:
             yield pytest.param(row.pop(kind), row.pop("gpus", 0), placed(**row), id=name)
 
 
-def test_rank_0_controls_the_next_train_the_rest_roll_out_on_gpus_in_their_order() -> None:
+def test_rank_0_controls_the_next_train_the_rest_roll_out_on_gpus_in_their_order():
     assert [ranks.kind_of(rank, 2) for rank in range(5)] == ["controller", "trainer", "trainer", "engine", "engine"]
     config, first, second = placed(4, 6, 2), range(7), range(7, 11)
     # node 0: controller, 4 trainers, engines with 2 GPUs each; node 1 has engines only
@@ -37,7 +37,7 @@ def test_rank_0_controls_the_next_train_the_rest_roll_out_on_gpus_in_their_order
 
 
 @pytest.mark.parametrize(("sizes", "gpus", "config"), rows("sizes"))
-def test_ranks_are_spread_by_the_gpus_that_they_need(sizes: list[int], gpus: int, config: Config) -> None:
+def test_ranks_are_spread_by_the_gpus_that_they_need(sizes, gpus, config):
     for number, size in enumerate(sizes):
         node, first = ranks.Nodes(len(sizes), number, "10.0.0.1", 1234), sum(sizes[:number])
         assert node.ranks(config) == range(first, first + size)
@@ -86,7 +86,7 @@ def test_too_few_gpus_are_refused_with_the_repair(monkeypatch, message, gpus, co
             role_of(monkeypatch, config, rank, range(config.world_size))
 
 
-def test_on_several_nodes_every_rank_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_several_nodes_every_rank_has_a_gpu_of_its_own(monkeypatch):
     see_gpus(monkeypatch, 8)
     assert devices(monkeypatch, placed(16, 16), range(9)) == "cpu 0 1 2 3 4 5 6 7"
     for node in (range(9, 17), range(17, 25), range(25, 33)):
@@ -99,7 +99,7 @@ def test_on_several_nodes_every_rank_has_a_gpu_of_its_own(monkeypatch: pytest.Mo
         devices(monkeypatch, placed(2, 2), range(3))
 
 
-def test_a_gpu_that_torch_cannot_use_is_no_accident(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_torch_cannot_use_is_no_accident(monkeypatch):
     see_gpus(monkeypatch, 0)
     monkeypatch.setattr(Path, "glob", lambda path, pattern: iter([Path("/dev/nvidia0")] if str(path) == "/dev" else []))
     monkeypatch.setattr(torch.version, "cuda", None)

@@ -8,7 +8,6 @@ import gzip
 import importlib.util
 import json
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -40,14 +39,14 @@ FORMS = {
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_each_form_has_the_same_rows(tmp_path: Path, name: str) -> None:
+def test_each_form_has_the_same_rows(tmp_path, name):
     (tmp_path / name).write_bytes(FORMS[name].encode())
     (tmp_path / f"{name}.gz").write_bytes(gzip.compress(FORMS[name].encode()))
     for path in (tmp_path / name, tmp_path / f"{name}.gz"):
         assert [row.fields for row in read_rows(path)] == ROWS
 
 
-def test_lines_and_rows_are_numbered_and_empty_cells_are_missing(tmp_path: Path) -> None:
+def test_lines_and_rows_are_numbered_and_empty_cells_are_missing(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text('problem,answer,pass_rate\n"1\n?",1,\n2?,2,0.5\n')
     rows = list(read_rows(path, "data.train"))
@@ -58,14 +57,14 @@ def test_lines_and_rows_are_numbered_and_empty_cells_are_missing(tmp_path: Path)
 
 
 @pytest.mark.parametrize("row", read_table("shared/unread_files"), ids=lambda row: row["message"][:50])
-def test_a_file_that_is_not_read_is_named_with_the_repair(tmp_path: Path, row: dict[str, Any]) -> None:
+def test_a_file_that_is_not_read_is_named_with_the_repair(tmp_path, row):
     path = tmp_path / row["name"]
     path.write_bytes(row["text"].encode(errors="surrogateescape"))
     with pytest.raises(DataError, match=row["message"]):
         list(read_rows(path))
 
 
-def test_faults_of_a_table_are_all_told_and_items_are_spread_over_a_mixed_file(tmp_path: Path) -> None:
+def test_faults_of_a_table_are_all_told_and_items_are_spread_over_a_mixed_file(tmp_path):
     (tmp_path / "a.csv").write_text("problem,answer\n1,2,3\n1?,1\n1,2,3\n")
     faults: list[str] = []
     assert len(list(read_rows(tmp_path / "a.csv", "data.train", faults))) == 1 and len(faults) == 2
@@ -74,7 +73,7 @@ def test_faults_of_a_table_are_all_told_and_items_are_spread_over_a_mixed_file(t
 
 @pytest.mark.skipif(not importlib.util.find_spec("pyarrow"), reason="pyarrow is not installed")
 @pytest.mark.slow
-def test_text_that_polars_stores_as_bytes_is_text(tmp_path: Path) -> None:
+def test_text_that_polars_stores_as_bytes_is_text(tmp_path):
     import pyarrow
     from pyarrow import parquet
 
@@ -96,7 +95,7 @@ class Record(msgspec.Struct):
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_files_of_others_are_refused_or_their_lines_are_left_out(tmp_path: Path, name: str) -> None:
+def test_files_of_others_are_refused_or_their_lines_are_left_out(tmp_path, name):
     data = UNREADABLE[name]
     with pytest.raises(json.JSONDecodeError):
         parse_json(data)
@@ -117,7 +116,7 @@ def test_files_of_others_are_refused_or_their_lines_are_left_out(tmp_path: Path,
 
 
 @pytest.mark.parametrize("value", ["1" * 400, "-1", "NaN", "Infinity", '"x"', "[[1]]", "{}", "[1, null]", "1.5"])
-def test_token_ids_are_whole_numbers(tmp_path: Path, value: str) -> None:
+def test_token_ids_are_whole_numbers(tmp_path, value):
     path = tmp_path / "generation_config.json"
     path.write_text(f'{{"eos_token_id": {value}}}')
     with pytest.raises(ModelError, match="generation_config.json: eos_token_id = .* is no token id"):

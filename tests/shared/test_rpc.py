@@ -7,7 +7,7 @@ import resource
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,7 @@ def role(rank: int, store: dist.Store, folder: Path | None = None, master: str =
 
 
 @pytest.fixture(params=["one node", "several nodes"])
-def folder(request: pytest.FixtureRequest) -> Iterator[Path | None]:
+def folder(request):
     if request.param != "one node":
         yield None
         return

@@ -32,7 +32,7 @@ def refusal(folder: Path, text: str, *overrides: str, **variables: str) -> list[
     return str(caught.value).splitlines()
 
 
-def test_the_file_is_read_then_variables_then_options(tmp_path: Path) -> None:
+def test_the_file_is_read_then_variables_then_options(tmp_path):
     assert load(file(tmp_path, "")) == Config(), "an empty file gives the defaults"
     text = "seed = 1\nsteps = 1\n[rollout]\ngroup_size = 4\ntemperature = 0.5\n"
     path = file(tmp_path, text + "[prepare]\noptions = { count = 3, kinds = [2, 2] }\n")
@@ -50,37 +50,37 @@ def test_the_file_is_read_then_variables_then_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("row", read_table("shared/option_values"), ids=lambda row: ascii(row["option"]))
-def test_an_option_is_read_as_its_setting_wants_it(tmp_path: Path, row: dict[str, Any]) -> None:
+def test_an_option_is_read_as_its_setting_wants_it(tmp_path, row):
     names = row["option"][2:].partition("=")[0].split(".")
     value = reduce(getattr, names, load(file(tmp_path, ""), [row["option"]]))
     assert (list(value) if isinstance(value, tuple) else value) == row["value"]
 
 
 @pytest.mark.parametrize("row", read_table("shared/refused_settings"), ids=lambda row: row["line"][:60])
-def test_a_mistake_is_one_line_that_says_where_it_is_and_what_is_allowed(tmp_path: Path, row: dict[str, Any]) -> None:
+def test_a_mistake_is_one_line_that_says_where_it_is_and_what_is_allowed(tmp_path, row):
     (line,) = refusal(tmp_path, row["text"], *row["options"], **row["variables"])
     assert line.startswith(row["line"].replace("FILE", str(tmp_path / "run.toml")))
 
 
 @pytest.mark.parametrize("gone", BY_DESIGN)
-def test_a_setting_of_other_projects_is_an_error_that_says_what_holds(tmp_path: Path, gone: str) -> None:
+def test_a_setting_of_other_projects_is_an_error_that_says_what_holds(tmp_path, gone):
     section, _, name = gone.rpartition(".")
     (line,) = refusal(tmp_path, f"[{section}]\n{name} = 1\n")
     assert f"unknown setting {gone}: {BY_DESIGN[gone]}" in line
 
 
-def test_all_mistakes_are_listed_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_listed_at_once(tmp_path):
     lines = refusal(tmp_path, "steps = -1\nbogus = 2\n[rollout]\ngroup_size = 1", "--seed=x")
     assert len(lines) == 4 and sum(line.startswith("--seed") for line in lines) == 1
 
 
 @pytest.mark.parametrize("value", ["[" * 5000 + "]" * 5000, "{a=" * 5000 + "1" + "}" * 5000, "9" * 6000])
-def test_a_value_that_python_cannot_read_is_named(tmp_path: Path, value: str) -> None:
+def test_a_value_that_python_cannot_read_is_named(tmp_path, value):
     assert refusal(tmp_path, f"seed = {value}")[0].startswith(f"{tmp_path / 'run.toml'}: not valid TOML: ")
     assert refusal(tmp_path, "", f"--seed={value}")[0].startswith("--seed: seed = ")
 
 
-def test_a_missing_file_names_its_neighbour_and_one_of_other_bytes_and_a_folder_are_named(tmp_path: Path) -> None:
+def test_a_missing_file_names_its_neighbour_and_one_of_other_bytes_and_a_folder_are_named(tmp_path):
     file(tmp_path, "")
     with pytest.raises(ConfigError, match=r"runs\.toml: there is no such settings file; did you mean .*run\.toml\?"):
         load(tmp_path / "runs.toml")
@@ -90,7 +90,7 @@ def test_a_missing_file_names_its_neighbour_and_one_of_other_bytes_and_a_folder_
             load(path)
 
 
-def test_help_shows_every_setting_with_a_meaning_and_so_does_the_written_file() -> None:
+def test_help_shows_every_setting_with_a_meaning_and_so_does_the_written_file():
     text = describe()
     for key, field in SETTINGS.items():
         assert field.description, key
@@ -101,7 +101,7 @@ def test_help_shows_every_setting_with_a_meaning_and_so_does_the_written_file() 
     assert written.index("[rollout]") < written.index("[reward]")
 
 
-def test_stages_and_templates_are_written_and_read_back(tmp_path: Path) -> None:
+def test_stages_and_templates_are_written_and_read_back(tmp_path):
     stages = [
         {"name": "a", "until": "accuracy > 0.5", "data": {"pass_rate": [0.1, 0.5]}, "rollout": {"max_async_level": 1}},
         {"name": 'b "q"', "reward": {"length": 0.05}},
@@ -127,7 +127,7 @@ TABLES = st.fixed_dictionaries({
 
 
 @given(TABLES)
-def test_written_settings_are_read_back(tmp_path_factory: pytest.TempPathFactory, table: dict[str, Any]) -> None:
+def test_written_settings_are_read_back(tmp_path_factory, table):
     config, path = Config.model_validate(table), tmp_path_factory.getbasetemp() / "round.toml"
     write(config, path)
     assert load(path) == config
@@ -141,12 +141,12 @@ def contradictions(settings: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("row", read_table("shared/contradictions"), ids=lambda row: str(row["settings"])[:60])
-def test_a_contradiction_names_every_setting_of_it(row: dict[str, Any]) -> None:
+def test_a_contradiction_names_every_setting_of_it(row):
     (line,) = contradictions(row["settings"])
     assert all(name in line for name in row["names"])
 
 
-def test_all_contradictions_come_at_once_and_settings_cannot_change_later() -> None:
+def test_all_contradictions_come_at_once_and_settings_cannot_change_later():
     assert len(contradictions({"model": {"max_tokens": 128}, "sft": {"steps": 5}, "name": ""})) == 3
     with pytest.raises(ValidationError):
         Config().seed = 3
@@ -155,7 +155,7 @@ def test_all_contradictions_come_at_once_and_settings_cannot_change_later() -> N
 @pytest.mark.parametrize(("async_level", "window", "bound"), [
     (0, 0, 0), (1, 1, 1), (2, 0, 3), (2, 32, 3), (2, 33, 3), (2, 34, 4), (1, 64, 3),
 ])  # fmt: skip
-def test_the_bound_of_staleness(async_level: int, window: int, bound: int) -> None:
+def test_the_bound_of_staleness(async_level, window, bound):
     """async_level + ceil((W - 1) / P) for P = 32; held back, the async level."""
     rollout = {"max_async_level": async_level, "reorder_window": window}
     assert Config.model_validate({"rollout": rollout}).max_staleness == bound
@@ -163,7 +163,7 @@ def test_the_bound_of_staleness(async_level: int, window: int, bound: int) -> No
         assert Config.model_validate({"rollout": {**rollout, "fixed_staleness": True}}).max_staleness == async_level
 
 
-def test_derived_numbers() -> None:
+def test_derived_numbers():
     deadlines = Config.model_validate({"deadlines": {"sync_s": 30}}).deadlines
     assert (deadlines.heartbeat_s, deadlines.token_s) == (15, 30), "they follow that of a weight update"
     assert (Config().deadlines.heartbeat_s, Config().deadlines.token_s) == (60, 120)

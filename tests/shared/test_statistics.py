@@ -11,7 +11,7 @@ from shared import statistics
 from shared.diversity import ORDERS, distinct, grams, mean_diversity, self_bleu
 
 
-def test_pass_at_k_is_the_share_of_choices_with_a_right_one() -> None:
+def test_pass_at_k_is_the_share_of_choices_with_a_right_one():
     """Of every small case all choices, one by one; by hand where binomials are beyond any float."""
     for completions in range(1, 7):
         for right, k in itertools.product(range(completions + 1), range(1, completions + 1)):
@@ -35,11 +35,11 @@ def test_pass_at_k_is_the_share_of_choices_with_a_right_one() -> None:
     (2, [2], 0, 3, 0.5),  # four triples: two with two right, two with two wrong
     (1, [1], 2, 2, 1 / 6 / 2 + 2 / 6),  # right with wrong; right with silence, twice
 ])  # fmt: skip
-def test_majority_at_k(right: int, wrong: list[int], silent: int, k: int, expected: float) -> None:
+def test_majority_at_k(right, wrong, silent, k, expected):
     assert statistics.majority_at_k(right, wrong, silent, k) == pytest.approx(expected)
 
 
-def test_majority_at_k_is_the_mean_over_all_choices() -> None:
+def test_majority_at_k_is_the_mean_over_all_choices():
     draw = random.Random(5)
     for _ in range(60):
         wrong = [draw.randint(1, 3) for _ in range(draw.randint(0, 3))]
@@ -58,7 +58,7 @@ def test_majority_at_k_is_the_mean_over_all_choices() -> None:
     assert statistics.majority_at_k(100, [100, 100], 100, 32) == pytest.approx(1 / 3), "by symmetry"
 
 
-def test_intervals_of_a_mean() -> None:
+def test_intervals_of_a_mean():
     mean, half = statistics.mean_and_half_width([1.0, 0.0, 0.5, 0.5])
     assert mean == 0.5 and half == pytest.approx(1.96 * math.sqrt((0.25 + 0.25) / 3 / 4))
     assert statistics.mean_and_half_width([0.25]) == (0.25, 0.0)
@@ -76,13 +76,13 @@ def test_intervals_of_a_mean() -> None:
     (7, 0, 0.10714285714285714, 0.5714285714285714), (7, 1, 0.07142857142857142, 0.6071428571428571),
     (50, 0, 0.34, 0.535), (600, 0, 0.3954166666666667, 0.45625), (600, 1, 0.3954166666666667, 0.45666666666666667),
 ])  # fmt: skip
-def test_intervals_are_those_of_earlier_versions_bit_for_bit(count: int, seed: int, low: float, high: float) -> None:
+def test_intervals_are_those_of_earlier_versions_bit_for_bit(count, seed, low, high):
     """Values of our own resampling, written down before scipy took its place: published intervals stay."""
     dice = random.Random(count)
     assert statistics.cluster_bootstrap([dice.choice([0, 0.25, 0.5, 1]) for _ in range(count)], seed) == (low, high)
 
 
-def test_paired_differences_and_exact_permutations() -> None:
+def test_paired_differences_and_exact_permutations():
     draw = random.Random(2)
     first = [draw.random() for _ in range(200)]
     difference = statistics.paired_difference(first, [value + 0.01 for value in first])
@@ -96,7 +96,7 @@ def test_paired_differences_and_exact_permutations() -> None:
     assert statistics.paired_permutation([1.0, 0.0] * 50, [0.0, 1.0] * 50) > 0.9
 
 
-def test_ratings_are_those_of_maximum_likelihood() -> None:
+def test_ratings_are_those_of_maximum_likelihood():
     """Of two players it is greatest where the expected score is the mean score, 1 / (1 + 10^(-100 / 500)) = 0.6131 with
     a hundred points more: 500 log10(.6131 / .3869) = 100."""
     points = statistics.elo([("a", "b", 1.0)] * 6131 + [("b", "a", 1.0)] * 3869)
@@ -110,7 +110,7 @@ def test_ratings_are_those_of_maximum_likelihood() -> None:
     assert points["a"] - points["b"] == pytest.approx(500 * math.log10(10.25 / 0.25), abs=0.1)
 
 
-def test_intervals_hold_the_rating_and_narrow_with_games() -> None:
+def test_intervals_hold_the_rating_and_narrow_with_games():
     """The standard error of 500 log10(p / (1 - p)) is 500 / ln 10 / sqrt(n p (1 - p)), a half for each player."""
     games = [("a", "b", 1.0)] * 240 + [("a", "b", 0.0)] * 160
     low, high = statistics.elo_intervals(games)["a"]
@@ -119,14 +119,14 @@ def test_intervals_hold_the_rating_and_narrow_with_games() -> None:
     assert statistics.elo_intervals(games) == statistics.elo_intervals(games)
 
 
-def test_distinct_by_hand() -> None:
+def test_distinct_by_hand():
     """a b a b has bigrams ab ba ab; with "b a": ab ba ab ba, two different of four. Case and blanks play no part."""
     assert distinct(["a b A  b", "b a"]) == 2 / 4 and distinct(["a b a b", "b a"], 1) == 2 / 6
     assert distinct(["a b", "c d"]) == 1.0 and distinct(["a", ""]) == 0.0
     assert distinct(["海水咸"], 1) == 1.0, "a Han character is a word"
 
 
-def test_self_bleu_by_hand() -> None:
+def test_self_bleu_by_hand():
     """Shared of five: 3 words, 2 bigrams, 1 trigram, none of four (0.1 instead). The short one: all of its two orders,
     brevity exp(1 - 4/2)."""
     assert self_bleu(["a b c d", "a b c d", "A b c d"]) == pytest.approx(1.0)
@@ -144,7 +144,7 @@ def test_self_bleu_by_hand() -> None:
     assert mean_diversity([["one"], []]) == {}
 
 
-def test_the_short_way_to_self_bleu_is_the_definition() -> None:
+def test_the_short_way_to_self_bleu_is_the_definition():
     draw = random.Random(5)
     texts = [[draw.choice("abc") for _ in range(draw.randint(4, 9))] for _ in range(6)]
 

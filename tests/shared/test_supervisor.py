@@ -56,14 +56,14 @@ def started(shape: str) -> Iterator[tuple[subprocess.Popen[str], list[psutil.Pro
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("ends", ["asking process", "outer", "inner", "command"])
-def test_nothing_outlives_a_death(shape: str, ends: str) -> None:
+def test_nothing_outlives_a_death(shape, ends):
     with started(shape) as (asking, (outer, inner)):
         command = inner.children()[0]
         {"asking process": asking, "outer": outer, "inner": inner, "command": command}[ends].kill()
 
 
 @pytest.mark.parametrize("frozen", [0, 1])
-def test_a_stopped_supervisor_keeps_nothing_alive(frozen: int) -> None:
+def test_a_stopped_supervisor_keeps_nothing_alive(frozen):
     with started("daemon") as (asking, supervisors):
         supervisors[frozen].suspend()
         asking.kill()
@@ -81,7 +81,7 @@ def test_the_caller_sees_the_command_s_own_end_and_streams(command, end):
     assert (done.returncode, done.stdout, done.stderr) == end
 
 
-def test_signals_reach_the_command_though_its_caller_has_them_blocked() -> None:
+def test_signals_reach_the_command_though_its_caller_has_them_blocked():
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     try:
         script = "trap 'echo saved; exit 5' TERM; echo ready; while :; do sleep 0.01; done"

@@ -2,7 +2,6 @@
 time, and the properties that training leans on; replayed routes of mixtures; text parts of vision-language models."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,7 +50,7 @@ def assert_near(actual: Tensor, wanted: Tensor) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_log_probs_and_gradients_are_those_of_each_sequence_alone(family: str):
+def test_log_probs_and_gradients_are_those_of_each_sequence_alone(family):
     """Packed, with a shared prompt, through our attention and head, with and without recomputed layers: as the plain
     forward of transformers, float32, to 1e-5 (the logits are about 5)."""
     theirs, ours = make_pair(family)
@@ -95,7 +94,7 @@ def test_auto_takes_what_our_own_decoder_lacks_from_transformers_and_either_coun
 
 
 @pytest.mark.parametrize("family", ["gemma4", "mixtral", "qwen3 moe", "gpt-oss", *VISION_LANGUAGE])
-def test_a_folder_of_transformers_is_trained_and_the_export_is_the_whole_model(tmp_path: Path, family: str):
+def test_a_folder_of_transformers_is_trained_and_the_export_is_the_whole_model(tmp_path, family):
     """Logits as the whole model's, within 1e-5 in float32; after a change of every trained weight the export is of the
     same class, computes the new logits, and holds what was not trained bit for bit, in the type that it had. Experts
     are stored one by one where transformers stores them so."""
@@ -141,7 +140,7 @@ def test_the_flat_config_of_older_qwen_folders_means_the_same():
     assert dataclasses.replace(shape, rope=wanted.rope) == wanted
 
 
-def test_a_foreign_tensor_in_the_text_part_is_told_and_one_beside_it_is_not(tmp_path: Path):
+def test_a_foreign_tensor_in_the_text_part_is_told_and_one_beside_it_is_not(tmp_path):
     reference(config_of("mistral3")).save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     file = tmp_path / "model.safetensors"
@@ -197,7 +196,7 @@ def as_bytes(model: LanguageModel, routes: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("family", MIXTURES)
 @pytest.mark.parametrize("recompute", [0, 2])
-def test_replayed_a_models_routes_change_no_bit_and_no_route_does_not_either(family: str, recompute: int) -> None:
+def test_replayed_a_models_routes_change_no_bit_and_no_route_does_not_either(family, recompute):
     model, batch = mixture(family, recompute), pack_from(ROUTED, [4, 3, 4])
     routes, results = as_bytes(model, chosen_routes(model, batch)), []
     for given in (None, routes, torch.full_like(routes, MISSING)):
@@ -213,7 +212,7 @@ def test_replayed_a_models_routes_change_no_bit_and_no_route_does_not_either(fam
 
 
 @pytest.mark.parametrize("family", MIXTURES)
-def test_another_route_is_taken_and_seen(family: str) -> None:
+def test_another_route_is_taken_and_seen(family):
     """One token of the last sequence goes elsewhere in the first layer: targets before it stay, it and those behind it
     do not; the gates of the planted experts, computed by the router, send gradients to its weights."""
     model = mixture(family)
@@ -232,7 +231,7 @@ def test_another_route_is_taken_and_seen(family: str) -> None:
     assert model.expert_counts.take()["experts/differing"] >= 2 / routes.numel()
 
 
-def test_routes_of_another_model_are_refused() -> None:
+def test_routes_of_another_model_are_refused():
     model = mixture("qwen3 moe")
     for width, value in ((6, 8), (4, 0), (12, 1)):
         routes = torch.full((ROUTED_APART.tokens, width), value, dtype=torch.uint8)

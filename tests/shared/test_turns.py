@@ -33,7 +33,7 @@ def chat_of(folder: Path, name: str) -> Chat:
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_what_is_trained_is_what_was_sampled_and_what_was_said(tmp_path: Path, name: str) -> None:
+def test_what_is_trained_is_what_was_sampled_and_what_was_said(tmp_path, name):
     """Random transcripts, spelling control tokens too; log-probs and versions stay with the sampled tokens."""
     chat, draw, changed = chat_of(tmp_path, name), random.Random(7), 0
     control = set(chat.tokenizer.convert_tokens_to_ids(CONTROL))
@@ -91,7 +91,7 @@ def test_bridges_stand_where_the_template_puts_them_and_one_that_rewrites_its_hi
             chat.check_history(system)
 
 
-def test_what_an_environment_says_is_cut(tmp_path: Path) -> None:
+def test_what_an_environment_says_is_cut(tmp_path):
     chat = chat_of(tmp_path, "ours")
     whole, none = chat.bridge([("user", "x" * 50)]), chat.bridge([("user", "")])
     assert len(whole) == len(none) + 50 and len(chat.bridge([("user", "x" * 50)], 8)) == len(none) + 8

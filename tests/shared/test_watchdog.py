@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -27,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
-def scene(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
+def scene(tmp_path):
     """A controller and a trainer, once they have met."""
     ranks = [
         subprocess.Popen([sys.executable, str(SCENE), str(rank), str(tmp_path), str(HEARTBEAT_S)],
@@ -42,7 +41,7 @@ def scene(tmp_path: Path) -> Iterator[list[subprocess.Popen[str]]]:
 
 
 @pytest.mark.parametrize(("frozen", "named"), [(1, "trainer rank 1"), (0, "controller (rank 0)")])
-def test_a_frozen_rank_is_named_shown_and_killed(scene, tmp_path: Path, frozen: int, named: str):
+def test_a_frozen_rank_is_named_shown_and_killed(scene, tmp_path, frozen, named):
     scene[frozen].send_signal(signal.SIGSTOP)
     _, printed = scene[1 - frozen].communicate(timeout=GUARD_S)
     assert scene[1 - frozen].returncode == 1
@@ -53,7 +52,7 @@ def test_a_frozen_rank_is_named_shown_and_killed(scene, tmp_path: Path, frozen: 
         assert "Thread" in (tmp_path / f"rank{rank}.txt").read_text(), "every process wrote its stacks"
 
 
-def test_the_controller_reads_of_requests_and_deaths_long_before_a_heart_is_missed(scene, tmp_path: Path) -> None:
+def test_the_controller_reads_of_requests_and_deaths_long_before_a_heart_is_missed(scene, tmp_path):
     """The parent of a node's ranks appends lines to a file that the controller makes."""
     scene[1].send_signal(signal.SIGTERM)
     assert scene[0].stdout.readline().startswith("asked SIGTERM trainer 0 (rank 1, pid")
@@ -113,7 +112,7 @@ def test_a_process_that_hangs_in_a_library_and_one_that_moves_both_show_their_st
     assert "stopped: a test" in printed and "stacks of all processes" in printed
 
 
-def test_in_a_container_the_parent_may_be_process_1() -> None:
+def test_in_a_container_the_parent_may_be_process_1():
     """As it is where the container's command is torchrun."""
     child = "import os; from shared.launch import watchdog as w; w.die_with_parent(); print('child of', os.getppid())"
     command = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", sys.executable, "-c"]
@@ -124,7 +123,7 @@ def test_in_a_container_the_parent_may_be_process_1() -> None:
     assert done.stdout == "child of 1\n", done.stderr
 
 
-def test_only_processes_of_the_launch_are_killed_whatever_a_heartbeat_says(monkeypatch) -> None:
+def test_only_processes_of_the_launch_are_killed_whatever_a_heartbeat_says(monkeypatch):
     """The reporter is its own agent here; an orphan is no process of the launch."""
     monkeypatch.setattr(os, "getppid", os.getpid)
     ours = subprocess.Popen(["sleep", "600"])
@@ -143,7 +142,7 @@ WORLD = 901
 
 
 @pytest.fixture
-def keeper() -> Iterator[watchdog.PulseKeeper]:
+def keeper():
     """The controller's, of a launch of 901 ranks."""
     folder, store = launch_folder.make(launch_folder.temporary(), "test"), dist.HashStore()
     role = Role("controller", 0, WORLD, 0, True, "", torch.device("cpu"), store, folder=folder.path)
@@ -174,7 +173,7 @@ STRANGE: list[tuple[bytes, list[bytes]]] = [
 ]
 
 
-def test_a_heartbeat_is_taken_from_the_rank_that_it_names_and_from_nobody_else(keeper) -> None:
+def test_a_heartbeat_is_taken_from_the_rank_that_it_names_and_from_nobody_else(keeper):
     before, ours = refused.total, line_to(keeper, b"1:a")
     ours.send(encode(PEER))
     until(lambda: 1 in keeper.heard)
@@ -188,7 +187,7 @@ def test_a_heartbeat_is_taken_from_the_rank_that_it_names_and_from_nobody_else(k
     assert {rank: peer.pid for rank, (_, peer) in keeper.heard.items()} == {1: 4321} and keeper.is_alive()
 
 
-def test_an_answer_is_as_long_as_a_node_has_ranks(keeper) -> None:
+def test_an_answer_is_as_long_as_a_node_has_ranks(keeper):
     lines = {rank: line_to(keeper, b"%d:a" % rank) for rank in (1, 2, 900)}
     decode = msgspec.msgpack.Decoder(watchdog.Echo).decode
 
@@ -205,7 +204,7 @@ def test_an_answer_is_as_long_as_a_node_has_ranks(keeper) -> None:
         line.close(linger=0)
 
 
-def test_the_controllers_loop_has_longer_while_it_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_controllers_loop_has_longer_while_it_imports(monkeypatch):
     stopped: list[str] = []
     keeper = watchdog.PulseKeeper.__new__(watchdog.PulseKeeper)
     keeper.heard, keeper.lost, keeper.heartbeat_s, keeper.loop_turned = {}, None, 10.0, 0.0

@@ -1,10 +1,8 @@
 """One SFT-trained tiny model for all launches of this folder, so that their rewards differ and weights move."""
 
-from __future__ import annotations
-
 import signal
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +14,7 @@ Start = Callable[..., Launch]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def no_launch_is_left() -> Iterator[None]:
+def no_launch_is_left():
     """What a failed test left running ends with its file, and takes no time from the others."""
     yield
     for launch in BEGUN:
@@ -26,7 +24,7 @@ def no_launch_is_left() -> Iterator[None]:
 
 
 @pytest.fixture
-def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def temporary(monkeypatch):
     """The temporary folder of the test's launches; it has a short name, since sockets lie there."""
     with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
         monkeypatch.setenv("TMPDIR", folder)
@@ -46,7 +44,7 @@ class Imitation(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def imitation(tmp_path_factory: pytest.TempPathFactory) -> Imitation:
+def imitation(tmp_path_factory):
     folder = tmp_path_factory.mktemp("seasoned")
     general = folder / "general.jsonl"
     general.write_text('{"problem": "Tom has 3 apples.", "completion": "In the beginning there are 3 apples."}\n')
@@ -63,13 +61,13 @@ def imitation(tmp_path_factory: pytest.TempPathFactory) -> Imitation:
 
 
 @pytest.fixture(scope="session")
-def seasoned(imitation: Imitation) -> Path:
+def seasoned(imitation):
     """Its run folder."""
     return imitation.resumed.run_dir
 
 
 @pytest.fixture(scope="session")
-def start(seasoned: Path) -> Start:
+def start(seasoned):
     """start(folder, section__key=value, ...) launches from the SFT-trained model."""
     made = seasoned / "made"
     defaults = {

@@ -4,8 +4,6 @@ It runs without privileges, knows every address that the launch listens at (the 
 hold of as one JSON object. Torch's own client reads the store; everything else is raw sockets and ZeroMQ.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import json

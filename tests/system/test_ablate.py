@@ -1,14 +1,11 @@
 """A real ablation: a start, a variant that is interrupted and goes on, a variant that fails, and what is told of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -44,7 +41,7 @@ than = "broken"
 
 
 @pytest.fixture
-def begin(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+def begin(tmp_path):
     """begin() starts the command; whatever still runs at the end is killed."""
     begun: list[subprocess.Popen[str]] = []
     settings = [f"--{key}={value}" for key, value in SETTINGS.items()]
@@ -70,9 +67,7 @@ def steps(run_dir: Path) -> list[int]:
     return sorted(row["step"] for row in read_rows(run_dir / "metrics.jsonl") if row["kind"] == "train")
 
 
-def test_an_ablation_is_interrupted_goes_on_and_reports_a_failed_run(
-    tmp_path: Path, begin: Callable[[], subprocess.Popen[str]]
-) -> None:
+def test_an_ablation_is_interrupted_goes_on_and_reports_a_failed_run(tmp_path, begin):
     folder = tmp_path / "tiny"
     run_dir, export = folder / "fine-7", folder / "start" / "latest" / "model.safetensors"
     first, end = begin(), time.monotonic() + HANG_S

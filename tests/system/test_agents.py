@@ -1,7 +1,5 @@
 """Launches that train other people's agents and environments, unmodified, while weights change and an engine dies."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -52,7 +50,7 @@ def check_episodes(launch: Launch) -> list[dict[str, Any]]:
     return launch.completions()
 
 
-def test_a_plain_agent_trains_through_updates_and_the_death_of_an_engine(tmp_path: Path) -> None:
+def test_a_plain_agent_trains_through_updates_and_the_death_of_an_engine(tmp_path):
     """Every group is trained, so that a lost one is seen."""
     with agents("agent.py") as url:
         launch = train(tmp_path, url, rollout__max_restarts=3, objective__filter_groups_by="off")
@@ -72,13 +70,13 @@ def test_a_plain_agent_trains_through_updates_and_the_death_of_an_engine(tmp_pat
     assert mean(rewards(launch)[-8:]) > mean(rewards(launch)[:8]) + 0.3
 
 
-def test_an_agent_of_langgraph_trains(tmp_path: Path) -> None:
+def test_an_agent_of_langgraph_trains(tmp_path):
     with agents("langgraph_agent.py", python("agents", "langgraph", "langchain_openai")) as url:
         launch = train(tmp_path, url, steps=8, evaluate__every=0).finish()
     assert max(len(one["turns"]) for one in check_episodes(launch)) > 1 and any(rewards(launch))
 
 
-def test_environments_of_verifiers_openenv_and_an_mcp_server_train(tmp_path: Path) -> None:
+def test_environments_of_verifiers_openenv_and_an_mcp_server_train(tmp_path):
     kinds = ["reverse-text", "alphabet-sort", "openenv", "mcp"]
     clock = f"{python('agents', 'mcp_server_time')} -m mcp_server_time --local-timezone UTC"
     mcp = {"command": clock, "tools": ["convert_time"], "shared": True}

@@ -1,32 +1,25 @@
 """Bad input: one clear error that names the repair, exit code 2, and nothing half-written."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.system.conftest import Start
 from trainer.__main__ import main
 
 
-@pytest.mark.parametrize(
-    ("option", "named"),
-    [
-        ("--rollout.group_sise=4", "rollout.group_size"),
-        ("--rollout.top_p=0.9", "rollout.top_p: training samples from the whole distribution"),
-        ("--steps=many", "steps"),
-    ],
-)
-def test_a_bad_setting_is_told_with_code_2(option: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("option", "named"), [
+    ("--rollout.group_sise=4", "rollout.group_size"),
+    ("--rollout.top_p=0.9", "rollout.top_p: training samples from the whole distribution"), ("--steps=many", "steps"),
+])  # fmt: skip
+def test_a_bad_setting_is_told_with_code_2(option, named, capsys):
     assert main(["configs/quickstart.toml", option, "--dry-run"]) == 2
     assert named in capsys.readouterr().err
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_a_truncated_model_is_one_clear_error_of_the_launch(start: Start, seasoned: Path, tmp_path: Path) -> None:
+def test_a_truncated_model_is_one_clear_error_of_the_launch(start, seasoned, tmp_path):
     weights = Path(shutil.copytree((seasoned / "latest").resolve(), tmp_path / "model")) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1000])
     launch = start(tmp_path, command="trainer", model__path=str(weights.parent))

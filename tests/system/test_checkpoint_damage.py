@@ -4,8 +4,6 @@ Every one must be named, the newest whole checkpoint taken, and what is trained 
 run had: `make soak ARGS="-k checkpoint_damage"`. The same damages without a launch: tests/trainer/test_checkpoint.py.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil
@@ -14,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from tests.system.conftest import Start
 from tests.system.launch import Launch
 from tests.trainer.damages import CHANGED, DAMAGES, TWO_RANKS, Damage, flip, remove
 from trainer.checkpoint import reader
@@ -43,13 +40,13 @@ def ended(launch: Launch) -> int:
 
 
 @pytest.fixture(scope="module")
-def whole(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Launch:
+def whole(start, tmp_path_factory):
     """A synchronous run of two trainers, with a checkpoint of every step."""
     return start(tmp_path_factory.mktemp("whole"), **TWO).finish()
 
 
 @pytest.fixture(scope="module")
-def beside(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Launch:
+def beside(start, tmp_path_factory):
     """A run whose checkpoints also hold a value head and a reference that moves."""
     return start(tmp_path_factory.mktemp("beside"), **DRO).finish()
 
@@ -76,9 +73,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_a_damage_is_named_and_the_checkpoint_before_taken(
-    start: Start, request: pytest.FixtureRequest, tmp_path: Path, name: str
-) -> None:
+def test_a_damage_is_named_and_the_checkpoint_before_taken(start, request, tmp_path, name):
     first: Launch = request.getfixturevalue("beside" if name in BESIDE else "whole")
     newest = copied(first, tmp_path)
     EVERY[name].spoil(newest)
@@ -92,9 +87,7 @@ def test_a_damage_is_named_and_the_checkpoint_before_taken(
 
 
 @pytest.mark.parametrize("kind", ["without a manifest", "of an older format"])
-def test_nothing_readable_is_an_error_that_deletes_nothing(
-    start: Start, whole: Launch, tmp_path: Path, kind: str
-) -> None:
+def test_nothing_readable_is_an_error_that_deletes_nothing(start, whole, tmp_path, kind):
     newest, older = copied(whole, tmp_path), kind == "of an older format"
     for folder in newest.parent.iterdir():
         DAMAGES["older format"].spoil(folder) if older else (folder / "manifest.json").unlink()
@@ -109,7 +102,7 @@ def test_nothing_readable_is_an_error_that_deletes_nothing(
         assert of_launches & set(path.parts) or path.read_bytes() == as_before, path
 
 
-def test_the_policy_of_the_start_damaged_between_launches(start: Start, tmp_path: Path) -> None:
+def test_the_policy_of_the_start_damaged_between_launches(start, tmp_path):
     first = start(tmp_path / "first", **SHORT, objective__kl__weight=0.1).finish()
     newest = copied(first, tmp_path / "second")
     shutil.rmtree(newest)

@@ -1,22 +1,18 @@
 """One run with adapters on published sets as they are: asked to end, killed, and killed in one rank."""
 
-from __future__ import annotations
-
 import json
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.published import SETS
-from tests.system.conftest import Start
 from verify.verifiers import read_problem
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
-def test_a_launch_that_is_stopped_and_killed_goes_on_bit_for_bit(start: Start, tmp_path: Path) -> None:
+def test_a_launch_that_is_stopped_and_killed_goes_on_bit_for_bit(start, tmp_path):
     """Only the checkpoint that SIGTERM asked for is written: what comes after it is made again, and is the same."""
     rows, chats = [each.row for name in sorted(SETS) for each in SETS[name][:4]], tmp_path / "chats.jsonl"
     (tmp_path / "rows.json").write_text(json.dumps({"data": rows}))

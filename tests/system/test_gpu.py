@@ -1,16 +1,11 @@
 """Whole launches on GPUs: each way of the weights, NCCL among trainers and engines, an engine of two GPUs, trainer and
 engine on one. The same launches run on the CPU in test_run.py; these were not run on a card yet (docs/gpu.md)."""
 
-from __future__ import annotations
-
 import hashlib
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.system.conftest import Start
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 ON_GPUS: dict[str, Any] = {
@@ -20,18 +15,13 @@ ON_GPUS: dict[str, Any] = {
 FOUR = {"placement__trainers": 2, "placement__engines": 2}
 
 
-@pytest.mark.parametrize(
-    ("transport", "settings"),
-    [
-        pytest.param("auto", {}, marks=pytest.mark.gpu(2)),
-        pytest.param("cuda_ipc", {}, marks=pytest.mark.gpu(2)),
-        pytest.param("network", {}, marks=pytest.mark.gpu(2)),
-        pytest.param("network", FOUR, marks=pytest.mark.gpu(4)),
-        pytest.param("auto", {"rollout__tensor_parallel": 2}, marks=pytest.mark.gpu(3)),
-        pytest.param("network", {"rollout__tensor_parallel": 2}, marks=pytest.mark.gpu(3)),
-    ],
-)
-def test_a_launch(start: Start, tmp_path: Path, transport: str, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("transport", "settings"), [
+    pytest.param("auto", {}, marks=pytest.mark.gpu(2)), pytest.param("cuda_ipc", {}, marks=pytest.mark.gpu(2)),
+    pytest.param("network", {}, marks=pytest.mark.gpu(2)), pytest.param("network", FOUR, marks=pytest.mark.gpu(4)),
+    pytest.param("auto", {"rollout__tensor_parallel": 2}, marks=pytest.mark.gpu(3)),
+    pytest.param("network", {"rollout__tensor_parallel": 2}, marks=pytest.mark.gpu(3)),
+])  # fmt: skip
+def test_a_launch(start, tmp_path, transport, settings):
     launch = start(tmp_path, **ON_GPUS, rollout__transport=transport, **settings).finish()
     rows = launch.metrics()
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
@@ -45,16 +35,14 @@ def test_a_launch(start: Start, tmp_path: Path, transport: str, settings: dict[s
 
 
 @pytest.mark.gpu(2)
-def test_the_cpu_s_transport_is_refused_on_gpus(start: Start, tmp_path: Path) -> None:
+def test_the_cpu_s_transport_is_refused_on_gpus(start, tmp_path):
     launch = start(tmp_path, **ON_GPUS, rollout__transport="shm")
     assert launch.wait() == 2 and 'rollout.transport = "shm" is for trainers on the CPU' in launch.output
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("colocate", ["resident", "turns"])
-def test_on_one_gpu_trainer_and_engine_share_it(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, colocate: str
-) -> None:
+def test_on_one_gpu_trainer_and_engine_share_it(start, tmp_path, monkeypatch, colocate):
     """Every update is proved as ever."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0])
     launch = start(tmp_path, placement__colocate=colocate, rollout__max_async_level=0, steps=3).finish()
@@ -62,7 +50,7 @@ def test_on_one_gpu_trainer_and_engine_share_it(
 
 
 @pytest.mark.soak
-def test_turns_change_no_bit_of_what_is_trained(start: Start, tmp_path: Path) -> None:
+def test_turns_change_no_bit_of_what_is_trained(start, tmp_path):
     """Synchronous, with a reference model beside the policy and an evaluation on the way. On a CPU the engines' sleep
     frees nothing, but they lose their version and may not sample before the next update."""
     trained = []

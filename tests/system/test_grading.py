@@ -1,7 +1,5 @@
 """Magistral's two rounds of filtering on a real tiny model, with planted wrong labels; and the run is analysed."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess
@@ -48,7 +46,7 @@ def write_grader(seasoned: Path, folder: Path) -> Path:
     return folder / "grader.toml"
 
 
-def test_a_grader_that_solves_most_finds_planted_labels_and_its_run_is_analysed(seasoned: Path, tmp_path: Path) -> None:
+def test_a_grader_that_solves_most_finds_planted_labels_and_its_run_is_analysed(seasoned, tmp_path):
     """The commands of docs/curation.md."""
     grader, rows = write_grader(seasoned, tmp_path), read(seasoned / "made" / "train.jsonl")
     wrong = random.Random(1).sample(rows, PLANTED)

@@ -1,10 +1,7 @@
 """A launch that learns prose from a judge: no ground truth, no box; a reward of the group beside it."""
 
-from __future__ import annotations
-
 import re
 import threading
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -67,7 +64,7 @@ def sea_share(body: dict[str, Any]) -> str:
     return f"SCORE: {10 * fmean(one.strip() in SEA for one in sentences) if sentences else 0:.1f}"
 
 
-def test_an_essay_task_trains_on_a_judge_without_a_box(tmp_path: Path) -> None:
+def test_an_essay_task_trains_on_a_judge_without_a_box(tmp_path):
     server = Server()
     server.decide = sea_share
     threading.Thread(target=server.serve_forever, daemon=True).start()

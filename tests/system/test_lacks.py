@@ -1,8 +1,6 @@
 """A launch that lacks something of the machine: a disk that is full, turns read-only or is slow, open files, memory, a
 steady clock. One line names what is missing and the repair, and the same command goes on once it is there."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import re
@@ -13,7 +11,6 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +28,7 @@ ENDLESS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_too_few_open_files_are_refused_at_the_start() -> None:
+def test_too_few_open_files_are_refused_at_the_start():
     limit = ["prlimit", "--nofile=256:256", sys.executable, "-m", "trainer", "configs/quickstart.toml"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     run = subprocess.run(limit, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -62,7 +59,7 @@ def goes_on(start: Start, folder: Path, **settings: Any) -> None:
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path):
     """A disk of its own."""
     image, folder = tmp_path / "image", tmp_path / "disk"
     folder.mkdir()
@@ -77,9 +74,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.soak  # in make test: tests/trainer/test_full_disk.py, every writer on such disks, without a launch
 @pytest.mark.parametrize("lack", ["full", "read-only"])
-def test_a_disk_that_takes_no_more_is_told_and_the_launch_goes_on_from_it(
-    start: Start, tmp_path: Path, disk: Path, lack: str
-) -> None:
+def test_a_disk_that_takes_no_more_is_told_and_the_launch_goes_on_from_it(start, tmp_path, disk, lack):
     first = start(disk, log_dir=tmp_path, **ENDLESS)
     first.until_step(3)
     before = len(first.output)
@@ -101,7 +96,7 @@ def test_a_disk_that_takes_no_more_is_told_and_the_launch_goes_on_from_it(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("rank", [0, 1, 2])
-def test_a_rank_that_may_open_no_more_files_is_named_with_the_limit(start: Start, tmp_path: Path, rank: int) -> None:
+def test_a_rank_that_may_open_no_more_files_is_named_with_the_limit(start, tmp_path, rank):
     first = start(tmp_path, **ENDLESS)
     first.until_step(3)
     before = len(first.output)
@@ -111,7 +106,7 @@ def test_a_rank_that_may_open_no_more_files_is_named_with_the_limit(start: Start
 
 
 @pytest.fixture
-def memory_group() -> Iterator[Path]:
+def memory_group():
     """A control group with a limit of its own."""
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     path = next((line.split(":", 2)[2] for line in lines if "memory" in line.split(":")[1]), None)
@@ -132,9 +127,7 @@ def memory_group() -> Iterator[Path]:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("who", ["controller (rank 0", "trainer 0 (rank 1", "engine 0 (rank 2)"])
-def test_what_the_kernel_kills_for_want_of_memory_is_told_as_that(
-    start: Start, tmp_path: Path, memory_group: Path, who: str
-) -> None:
+def test_what_the_kernel_kills_for_want_of_memory_is_told_as_that(start, tmp_path, memory_group, who):
     """A rank ends the launch, an engine process is replaced."""
     launch = start(tmp_path, **ENDLESS)
     launch.until_step(2)
@@ -228,7 +221,7 @@ def preload(folder: Path, source: str, monkeypatch: pytest.MonkeyPatch, **variab
 
 
 @pytest.mark.soak
-def test_a_slow_disk_costs_time_only(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_disk_costs_time_only(start, tmp_path, monkeypatch):
     preload(tmp_path, SLOW_DISK, monkeypatch, SLOW_FOLDER=tmp_path / "runs")
     settings = {**ENDLESS, "steps": 6}
     launch = start(tmp_path / "runs", log_dir=tmp_path, **settings).finish()
@@ -237,9 +230,7 @@ def test_a_slow_disk_costs_time_only(start: Start, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.soak
-def test_a_wall_clock_that_jumps_by_days_ends_nothing_and_loses_nothing(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wall_clock_that_jumps_by_days_ends_nothing_and_loses_nothing(start, tmp_path, monkeypatch):
     ahead, day = tmp_path / "ahead", 86_400
     ahead.write_bytes(struct.pack("l", 0))
     preload(tmp_path, CLOCK, monkeypatch, CLOCK_AHEAD=ahead)

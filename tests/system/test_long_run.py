@@ -2,8 +2,6 @@
 rule. `SOAK_STEPS=3000 python -m pytest --soak -n 0 -s tests/system/test_long_run.py` prints what each process has.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -58,7 +56,7 @@ def files(folder: Path) -> dict[str, tuple[int, int]]:
     return found
 
 
-def test_nothing_grows_with_the_steps_but_by_rule(tmp_path: Path, temporary: Path) -> None:
+def test_nothing_grows_with_the_steps_but_by_rule(tmp_path, temporary):
     launch = Launch(
         tmp_path, command="trainer", steps=STEPS, sft__steps=0, sft__demonstrations="", evaluate__every=0,
         checkpoint__every=max(STEPS // 5, 1), rollout__prompts_per_step=2, rollout__group_size=2,

@@ -3,12 +3,10 @@
 pytest --soak -n 0 tests/system/test_nodes.py
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +41,7 @@ def assert_trained(agents: list[Launch], steps: int) -> None:
 
 
 @pytest.mark.parametrize(("count", "launch"), [(2, 0), (2, 1), (2, 2), (3, 0), (3, 1)])
-def test_as_many_engines_as_trainers_train_over_the_network(
-    start: Start, tmp_path: Path, count: int, launch: int
-) -> None:
+def test_as_many_engines_as_trainers_train_over_the_network(start, tmp_path, count, launch):
     """Each point at which they meet comes after a random delay of up to 0.3 s."""
     over = {"rollout__transport": "network", "steps": 3, "delay_s": 0.3}
     agents = start_nodes(start, tmp_path, (1 + count, count), count, count, **over)
@@ -55,7 +51,7 @@ def test_as_many_engines_as_trainers_train_over_the_network(
     assert trainers["Chain._join"] and engines["Chain._join"], (trainers, engines)
 
 
-def test_trainers_on_two_nodes_hold_a_replica_each_and_go_on_as_shards_of_one(start: Start, tmp_path: Path) -> None:
+def test_trainers_on_two_nodes_hold_a_replica_each_and_go_on_as_shards_of_one(start, tmp_path):
     agents = start_nodes(start, tmp_path, (2, 3), 2, 2, rollout__transport="network", steps=3)
     assert_trained(agents, 3)
     assert agents[0].told("replicas 2 of 1 trainers"), agents[0].output[-6000:]
@@ -64,7 +60,7 @@ def test_trainers_on_two_nodes_hold_a_replica_each_and_go_on_as_shards_of_one(st
     assert not again[0].told("replicas 2")
 
 
-def test_an_engine_that_is_killed_gets_the_weights_again_while_the_others_go_on(start: Start, tmp_path: Path) -> None:
+def test_an_engine_that_is_killed_gets_the_weights_again_while_the_others_go_on(start, tmp_path):
     agents = start_nodes(start, tmp_path, (3, 2), 2, 2, rollout__transport="network", steps=12)
     agents[0].until_step(3)
     os.kill(agents[1].engine_pid(3), signal.SIGKILL)
@@ -73,9 +69,7 @@ def test_an_engine_that_is_killed_gets_the_weights_again_while_the_others_go_on(
 
 
 @pytest.mark.parametrize("command", ["trainer", "torchrun"])
-def test_the_death_of_the_only_rank_of_another_node_is_named_on_both(
-    start: Start, tmp_path: Path, command: str
-) -> None:
+def test_the_death_of_the_only_rank_of_another_node_is_named_on_both(start, tmp_path, command):
     """Its parent there reports it in the folder where the ranks meet."""
     over = {"command": command, "rollout__transport": "network", "deadlines__sync_s": 120, "steps": 10_000}
     agents = start_nodes(start, tmp_path, (2, 1), 1, 1, **over)
@@ -98,7 +92,7 @@ def ip(words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def namespaces(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def namespaces(monkeypatch):
     """Two network namespaces, joined by a veth pair of which each has an end."""
     if os.geteuid() != 0:
         pytest.skip("network namespaces are needed: run this as root")
@@ -132,9 +126,7 @@ def cut(how: str, undo: bool = False) -> None:
 
 @pytest.mark.parametrize("how", ["silent", "reset"])
 @pytest.mark.parametrize("trainers", [1, 2])
-def test_nodes_that_lose_each_other_end_say_so_and_go_on_later(
-    start: Start, tmp_path: Path, namespaces: None, trainers: int, how: str
-) -> None:
+def test_nodes_that_lose_each_other_end_say_so_and_go_on_later(start, tmp_path, namespaces, trainers, how):
     """A trainer beside the controller, the engine and any other trainer elsewhere; a rank counts as hung after 30 s."""
     there: dict[str, Any] = {"address": ADDRESSES[0], "spaces": NAMESPACES, "deadlines__sync_s": 60, "steps": 12}
     agents = start_nodes(start, tmp_path, (2, trainers), trainers, 1, **there)

@@ -4,8 +4,6 @@ A finished synchronous launch is its own standard: a copy of its folder without 
 the same steps again, with the same numbers.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import shutil
@@ -50,9 +48,7 @@ def again(start: Start, first: Launch, folder: Path, **settings: Any) -> Launch:
     return launch
 
 
-def test_a_moving_reference_goes_on_from_the_checkpoint_beside_a_teacher(
-    start: Start, seasoned: Path, tmp_path: Path
-) -> None:
+def test_a_moving_reference_goes_on_from_the_checkpoint_beside_a_teacher(start, seasoned, tmp_path):
     """Two steps a batch, clipped at its start. The teacher is the policy that the run starts with; the reference of the
     checkpoint is neither that nor the policy, and only with it the second batch repeats."""
     teacher = {"objective__teacher__kind": "local", "objective__teacher__path": str((seasoned / "latest").resolve())}
@@ -71,9 +67,7 @@ def test_a_moving_reference_goes_on_from_the_checkpoint_beside_a_teacher(
 
 
 @pytest.mark.parametrize("implementation", ["native", "transformers"])
-def test_a_run_with_adapters_repeats_from_its_checkpoint_and_leaves_both_exports(
-    start: Start, tmp_path: Path, implementation: str
-) -> None:
+def test_a_run_with_adapters_repeats_from_its_checkpoint_and_leaves_both_exports(start, tmp_path, implementation):
     """Two steps a batch; the reference is the frozen model, so that the first of them all has no divergence."""
     settings = {
         **SHORT, "lora__rank": 4, "optimiser__learning_rate": 1e-2, "optimiser__warmup_steps": 0,
@@ -100,9 +94,7 @@ def test_a_run_with_adapters_repeats_from_its_checkpoint_and_leaves_both_exports
     again(start, first, tmp_path / "second", **settings)
 
 
-def test_open_problems_are_learned_from_by_their_ground_truth_answers(
-    start: Start, seasoned: Path, tmp_path: Path
-) -> None:
+def test_open_problems_are_learned_from_by_their_ground_truth_answers(start, seasoned, tmp_path):
     rows = [json.loads(line) for line in (seasoned / "made" / "train.jsonl").read_text().splitlines()[:8]]
     rows = [row if number % 2 else {**row, "domain": "open"} for number, row in enumerate(rows)]
     (tmp_path / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -119,9 +111,7 @@ def test_open_problems_are_learned_from_by_their_ground_truth_answers(
 
 
 @pytest.mark.parametrize("rank", [0, 4])
-def test_a_teacher_behind_an_address_is_asked_while_sampling_goes_on(
-    start: Start, seasoned: Path, tmp_path: Path, rank: int
-) -> None:
+def test_a_teacher_behind_an_address_is_asked_while_sampling_goes_on(start, seasoned, tmp_path, rank):
     """Our own server with the model that the run starts with, of adapters the frozen one: it knows what the policy
     knows."""
     teacher = Command((seasoned / "latest").resolve(), tmp_path / "teacher.log", name="teacher")

@@ -4,11 +4,8 @@ Three seeds of data and orders, three objectives. The policies are sampled for t
 without steps, before and after.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -20,7 +17,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(3 * 3600)]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_held_out_accuracy_rises_above_that_of_the_data(tmp_path: Path, seed: int) -> None:
+def test_held_out_accuracy_rises_above_that_of_the_data(tmp_path, seed):
     """The recorded policy hardly moves (a learning rate of 1e-9), so that its accuracy is that of the data."""
 
     def run(module: str, name: str, *settings: str) -> None:

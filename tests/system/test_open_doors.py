@@ -6,8 +6,6 @@ The stranger (stranger.py) is told everything that listens. It is user `nobody`,
 of its own, joined to the launch's address by a veth pair.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -18,14 +16,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from tests.system.conftest import Start
 from tests.system.launch import HANG_S, ROOT, Launch, free_port
 from tests.system.test_nodes import start_nodes
 from tests.verify.test_judges import Server
@@ -43,7 +40,7 @@ NAMESPACE, OURS, THEIRS = "maestrale-test", "10.213.71.1", "10.213.71.2"
 
 
 @pytest.fixture
-def veth() -> Iterator[None]:
+def veth():
     """A network namespace, joined to ours by a veth pair."""
 
     def ip(words: str) -> subprocess.CompletedProcess[str]:
@@ -136,7 +133,7 @@ def judged(launches: list[Launch], stranger: Stranger, enough: Callable[[], bool
     return found
 
 
-def test_another_host(start: Start, tmp_path: Path, veth: None) -> None:
+def test_another_host(start, tmp_path, veth):
     """A rank counts as hung after 20 s, which is shorter than the attacks."""
     slow = {"rollout__max_sequences": 2, "rollout__max_completion_tokens": 120, "checkpoint__every": 40}
     launches = start_nodes(start, tmp_path, (2, 1), 1, 1, OURS, steps=STEPS, deadlines__sync_s=40, **slow)
@@ -164,7 +161,7 @@ print(json.dumps({"reward": len(said) % 7 / 7}))
 
 
 @pytest.fixture
-def judge() -> Iterator[Server]:
+def judge():
     served = Server()
     threading.Thread(target=served.serve_forever, daemon=True).start()
     yield served
@@ -173,7 +170,7 @@ def judge() -> Iterator[Server]:
 
 
 @pytest.fixture
-def tools() -> Iterator[tuple[psutil.Process, str]]:
+def tools():
     """A server of MCP over HTTP, and its address."""
     port, end = free_port(), time.monotonic() + HANG_S
     child = subprocess.Popen([sys.executable, str(ROOT / "tests/environments/mcp_server.py"), str(port)])
@@ -185,9 +182,7 @@ def tools() -> Iterator[tuple[psutil.Process, str]]:
     child.wait()
 
 
-def test_all_wings(
-    start: Start, seasoned: Path, tmp_path: Path, veth: None, judge: Server, tools: tuple[psutil.Process, str]
-) -> None:
+def test_all_wings(start, seasoned, tmp_path, veth, judge, tools):
     """Gateway (on an address that other hosts reach), dashboard, judge and MCP over HTTP; a stranger on each side."""
     (tmp_path / "agent.py").write_text(AGENT)
     model = Path(shutil.copytree((seasoned / "latest").resolve(), tmp_path / "model"))

@@ -1,14 +1,9 @@
 """The recipe in real launches: SFT mode through a kill, with its best checkpoint; stages through a kill."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tests.system.conftest import Imitation, Start
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 STAGES = (
@@ -19,7 +14,7 @@ STAGES = (
 GROUPS = 3 * 4 + 4 * 3 + 3 * 2
 
 
-def test_supervised_mode_is_evaluated_killed_resumed_and_keeps_its_best(imitation: Imitation) -> None:
+def test_supervised_mode_is_evaluated_killed_resumed_and_keeps_its_best(imitation):
     killed, second, losses = imitation.killed, imitation.resumed, imitation.losses
     assert imitation.code == 128 + 9 and killed.survivors() == []
     words = ("trainer 0 (rank 1", f"pid {imitation.victim}", "killed by signal 9 (SIGKILL)", "goes on from step")
@@ -40,7 +35,7 @@ def test_supervised_mode_is_evaluated_killed_resumed_and_keeps_its_best(imitatio
 
 
 @pytest.mark.soak  # in make test: a killed launch in test_deaths.py
-def test_three_stages_killed_inside_the_second_end_as_if_nothing_had_happened(start: Start, tmp_path: Path) -> None:
+def test_three_stages_killed_inside_the_second_end_as_if_nothing_had_happened(start, tmp_path):
     settings: dict[str, Any] = {
         "steps": 10, "stages": STAGES, "checkpoint__every": 2, "objective__kl__weight": 0.05, "evaluate__samples": 2,
     }  # fmt: skip

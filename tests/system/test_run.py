@@ -1,7 +1,5 @@
 """A whole asynchronous launch with two FSDP2 trainers: what it must leave behind, and that the engines hold it."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 
@@ -12,8 +10,6 @@ from shared import settings_file
 from shared.chat import Chat
 from shared.config import Config
 from shared.languages import with_request
-from tests.system.conftest import Start
-from tests.system.launch import Launch
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 STEPS = 6
@@ -25,14 +21,14 @@ PHASES = [
 
 
 @pytest.fixture(scope="module")
-def run(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Launch:
+def run(start, tmp_path_factory):
     return start(
         tmp_path_factory.mktemp("run"), placement__trainers=2, steps=STEPS, rollout__max_completion_tokens=100,
         rollout__max_sequences=4, checkpoint__every=2, evaluate__every=3,
     ).finish()  # fmt: skip
 
 
-def test_every_group_is_trained_once_and_no_token_is_older_than_the_bound(run: Launch) -> None:
+def test_every_group_is_trained_once_and_no_token_is_older_than_the_bound(run):
     assert run.trained_prompts() == list(range(4 * STEPS))
     config = Config.model_validate({"rollout": {"prompts_per_step": 4, "max_async_level": 2}})
     assert max(row["staleness/max"] for row in run.metrics()) <= config.max_staleness
@@ -46,7 +42,7 @@ def test_every_group_is_trained_once_and_no_token_is_older_than_the_bound(run: L
         assert versions == sorted(versions)
 
 
-def test_every_step_tells_its_update_speed_and_memory(run: Launch) -> None:
+def test_every_step_tells_its_update_speed_and_memory(run):
     rows = run.metrics()
     for row in rows:
         assert math.isfinite(row["loss"]) and row["grad_norm"] >= 0 and row["completions/aborted"] == 0
@@ -61,7 +57,7 @@ def test_every_step_tells_its_update_speed_and_memory(run: Launch) -> None:
     assert any(row["sync/stall_ms"] > 0 and row["sync/stall_steps"] > 0 for row in rows)
 
 
-def test_the_run_folder_is_complete_and_the_screen_told_the_story(run: Launch) -> None:
+def test_the_run_folder_is_complete_and_the_screen_told_the_story(run):
     exports = ("latest/model.safetensors", "best/model.safetensors")
     for name in ("config.toml", "metrics.jsonl", "evaluations.jsonl", "plot.png", *exports):
         assert (run.run_dir / name).exists(), name
@@ -75,7 +71,7 @@ def test_the_run_folder_is_complete_and_the_screen_told_the_story(run: Launch) -
     assert times == sorted(times) and times[6] <= run.metrics()[0]["time"] <= times[7]
 
 
-def test_a_fresh_engine_with_the_export_gives_the_running_engines_greedy_text(run: Launch) -> None:
+def test_a_fresh_engine_with_the_export_gives_the_running_engines_greedy_text(run):
     config, export = settings_file.load(run.run_dir / "config.toml"), (run.run_dir / "latest").resolve()
     evaluations = [line["evaluation"] for line in run.lines("evaluations.jsonl")]
     samples = [found for found in evaluations if found["temperature"] == 0][-1]["samples"]

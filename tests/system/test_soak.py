@@ -6,8 +6,6 @@ choose how many (90) and which; each mode gets a third: an asynchronous one with
 MCP server that a shell starts, an asynchronous one with adapters, and a synchronous one.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -236,7 +234,7 @@ def weights(launch: Launch) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_left(temporary: Path) -> Iterator[None]:
+def nothing_is_left(temporary):
     """Neither files in shared memory that no living process has mapped, nor any in the launches' temporary folder."""
 
     def leftovers() -> set[str]:
@@ -284,7 +282,7 @@ COMMAND = f"bash -c '{sys.executable} {ROOT / 'tests' / 'environments' / 'mcp_se
 
 
 @pytest.fixture
-def begin(tmp_path: Path) -> Start:
+def begin(tmp_path):
     """begin(folder, ...) launches on rows of which half are of a plug-in, and half have the tools of an MCP server,
     which a shell has started."""
     (tmp_path / "mine.py").write_text(PLUGIN)
@@ -300,11 +298,11 @@ def begin(tmp_path: Path) -> Start:
     return lambda folder, **more: Launch(folder, **{**settings, **more})
 
 
-def test_harms_of_environments_lose_nothing(begin: Start, tmp_path: Path) -> None:
+def test_harms_of_environments_lose_nothing(begin, tmp_path):
     assert list(Soak(begin, tmp_path, "environments", rollout__max_async_level=ASYNC_LEVEL).runs())
 
 
-def test_synchronous_episodes_repeat_bit_for_bit_and_agree_with_the_trainer(begin: Start, tmp_path: Path) -> None:
+def test_synchronous_episodes_repeat_bit_for_bit_and_agree_with_the_trainer(begin, tmp_path):
     """Every token is trained by the weights that sampled it: the two sides differ by their numerics alone."""
     sampled = []
     for name in ("first", "second"):
@@ -316,12 +314,12 @@ def test_synchronous_episodes_repeat_bit_for_bit_and_agree_with_the_trainer(begi
     assert sampled[0] == sampled[1]
 
 
-def test_harms_beside_adapters_lose_nothing(start: Start, tmp_path: Path) -> None:
+def test_harms_beside_adapters_lose_nothing(start, tmp_path):
     for launch in Soak(start, tmp_path, "adapters", rollout__max_async_level=ASYNC_LEVEL, lora__rank=4).runs():
         assert max(row.get("sync/logprob_diff_mean", 0) for row in launch.metrics()) < 1e-4
 
 
-def test_synchronous_harms_change_no_bit(start: Start, tmp_path: Path) -> None:
+def test_synchronous_harms_change_no_bit(start, tmp_path):
     straight = start(tmp_path / "straight", **SETTINGS, rollout__max_async_level=0).finish()
     expected = weights(straight)
     for launch in Soak(start, tmp_path, "synchronous", rollout__max_async_level=0).runs():

@@ -1,17 +1,13 @@
 """A launch with a tracker that is killed or stopped trains the same, bit for bit, as one without."""
 
-from __future__ import annotations
-
 import os
 import signal
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
 from shared.config import Config
-from tests.system.conftest import Start
 from tests.system.launch import Launch
 from trainer.trackers import not_installed
 
@@ -27,14 +23,12 @@ def numbers(launch: Launch) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def without(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Launch:
+def without(start, tmp_path_factory):
     return start(tmp_path_factory.mktemp("without"), **SETTINGS).finish()
 
 
 @pytest.mark.parametrize("harm", [None, signal.SIGKILL, signal.SIGSTOP])
-def test_a_tracker_changes_no_number_of_a_launch(
-    harm: signal.Signals | None, start: Start, without: Launch, tmp_path: Path
-) -> None:
+def test_a_tracker_changes_no_number_of_a_launch(harm, start, without, tmp_path):
     if any(not_installed(Config(trackers=["tensorboard"]))):
         pytest.skip('the extra "tensorboard" is not installed')
     launch = start(tmp_path, **SETTINGS, trackers=["tensorboard"])

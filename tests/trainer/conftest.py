@@ -19,7 +19,7 @@ class Ranks(NamedTuple):
 
 
 @pytest.fixture(scope="session")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+def scene(tmp_path_factory):
     """Worlds of 1, 2 and 4 real gloo ranks, once for all tests."""
     folder = tmp_path_factory.mktemp("ranks")
     run_ranks(folder, "steps")

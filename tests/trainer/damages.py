@@ -1,7 +1,5 @@
 """Ways to spoil a checkpoint: each changes the newest of a run that has step_1 to step_N, and is told in some words."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What the ranks of rank_scene.py work with: a model of odd sizes, sequences, and how they are dealt."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

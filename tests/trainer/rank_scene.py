@@ -5,8 +5,6 @@
 Every rank leaves what came of it in FOLDER/SCENE-WORLD-RANK.pt.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import traceback

@@ -1,7 +1,5 @@
 """Training sequences of a prompt and one completion, for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from shared.types import CONTEXT, IMITATED, SAMPLED, TrainSequence

@@ -1,7 +1,5 @@
 """A batch cut into minibatches and micro-batches: whole, within the budget, balanced, and added up again."""
 
-from __future__ import annotations
-
 import msgspec
 import numpy as np
 import pytest
@@ -33,7 +31,7 @@ def sizes(plan: BatchPlan) -> list[list[int]]:
     return [[len(batch.sequences) for batch in share] for share in plan.micro_batches]
 
 
-def test_longest_first_each_into_the_first_bin_with_room() -> None:
+def test_longest_first_each_into_the_first_bin_with_room():
     # by length: 6 (index 1), 5 (2), 4 (0), 4 (4), 1 (3) into bins of 10
     assert first_fit_decreasing([4, 6, 5, 1, 4], 10) == [[1, 0], [2, 4, 3]]
     assert first_fit_decreasing([30, 4], 10) == [[0], [1]] and first_fit_decreasing([], 10) == []
@@ -44,9 +42,7 @@ def test_longest_first_each_into_the_first_bin_with_room() -> None:
 
 
 @pytest.mark.parametrize(("kind", "next_fit", "decreasing"), [("lognormal", 0.171, 0.002), ("uniform", 0.252, 0.015)])
-def test_collation_saves_padding_against_filling_in_order_of_arrival(
-    kind: str, next_fit: float, decreasing: float
-) -> None:
+def test_collation_saves_padding_against_filling_in_order_of_arrival(kind, next_fit, decreasing):
     """2048 sequences into 32768-token micro-batches; the paper reports 19 % less padding."""
     budget, draw = 32768, np.random.default_rng(1)
     lognormal = np.clip(draw.lognormal(8.6, 0.8, 2048), 64, budget).astype(int)
@@ -62,12 +58,12 @@ def test_collation_saves_padding_against_filling_in_order_of_arrival(
 
 
 @given(st.lists(st.integers(2, 60), max_size=60), st.integers(1, 8), st.integers(60, 200))
-def test_ranks_need_no_more_rounds_than_first_fit_bins_ask_for(lengths: list[int], ranks: int, budget: int) -> None:
+def test_ranks_need_no_more_rounds_than_first_fit_bins_ask_for(lengths, ranks, budget):
     bins = len(first_fit_decreasing(lengths, budget))
     assert len(plan_batch(sequences(lengths), ranks, budget).micro_batches[0]) == max(1, -(-bins // ranks))
 
 
-def test_work_is_balanced_over_ranks_and_the_largest_micro_batch_runs_first() -> None:
+def test_work_is_balanced_over_ranks_and_the_largest_micro_batch_runs_first():
     balanced = plan_batch(sequences([10] * 8), 4, 100)
     assert sizes(balanced) == [[2]] * 4 and balanced.imbalance == 0, "bins would leave some idle"
     assert sizes(plan_batch(group(1, 10, [20] * 16), 4, 1000)) == [[4]] * 4, "one group is split over ranks"
@@ -77,7 +73,7 @@ def test_work_is_balanced_over_ranks_and_the_largest_micro_batch_runs_first() ->
     assert tokens == sorted(tokens, reverse=True)
 
 
-def test_completions_of_a_prompt_stay_together_and_count_it_once() -> None:
+def test_completions_of_a_prompt_stay_together_and_count_it_once():
     """A group beyond the budget is split, and each part repeats the prompt."""
     pairs = zip(group(1, 40, [10] * 4), group(2, 40, [10] * 4), strict=True)
     interleaved = [sequence for pair in pairs for sequence in pair]
@@ -94,8 +90,8 @@ def test_completions_of_a_prompt_stay_together_and_count_it_once() -> None:
     st.integers(1, 8), st.integers(1, 120), st.booleans(),
 )  # fmt: skip
 def test_every_sequence_is_in_one_micro_batch_within_the_budget_and_ranks_have_equal_counts(
-    groups: list[tuple[int, list[int]]], ranks: int, budget: int, together: bool
-) -> None:
+    groups, ranks, budget, together
+):
     """Every second group is drawn from the prompt of the one before: a group of its own all the same. Only a single
     sequence, or a group that must stay together, may be over the budget."""
     made = []
@@ -119,7 +115,7 @@ def test_every_sequence_is_in_one_micro_batch_within_the_budget_and_ranks_have_e
     assert 0 <= plan.padding_share <= 1 and plan.imbalance > -1e-9
 
 
-def test_whole_groups_stay_together_whatever_their_prompts_and_the_budget() -> None:
+def test_whole_groups_stay_together_whatever_their_prompts_and_the_budget():
     """A prompt drawn twice is two groups, which a small budget parts; one longer than it has a micro-batch alone."""
     twice = [msgspec.structs.replace(s, group=name) for name in (4, 9) for s in group(1, 10, [20, 20])]
     apart = plan_batch(twice, 1, 60, together=True).micro_batches[0]

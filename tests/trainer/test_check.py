@@ -1,7 +1,5 @@
 """`python -m trainer check`: each kind of trouble, planted for real where one can: line and next step."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource
@@ -9,10 +7,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -60,7 +56,7 @@ def trainer_check(*words: str, before: str = "", **environment: str) -> tuple[in
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_trouble_of_a_machine_is_found_with_its_next_step(tmp_path: Path) -> None:
+def test_every_trouble_of_a_machine_is_found_with_its_next_step(tmp_path):
     """No compiler, a small /dev/shm, a full disk, no isolation, a port that is taken: planted together for real."""
     if os.geteuid() or subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
         pytest.skip("planting needs root and mount namespaces")
@@ -95,7 +91,7 @@ mount -t tmpfs -o size=8m none {runs}"""
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_this_machine_has_no_trouble(tmp_path: Path) -> None:
+def test_this_machine_has_no_trouble(tmp_path):
     code, rows = trainer_check(QUICKSTART, f"--runs_dir={tmp_path}")
     assert code == 0, rows
     of_cards = ["cards", "CUDA"] if torch.cuda.is_available() else []
@@ -106,14 +102,14 @@ def test_this_machine_has_no_trouble(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def idle_machine(monkeypatch):
     """Leave out examinations of the machine, which take seconds."""
     for name in ("packages", "host_memory", "shared_memory", "compilers", "isolation", "disk", "ports"):
         monkeypatch.setattr(machine, name, lambda *_, name=name: CheckFinding(name, "OK", ""))
 
 
 @pytest.mark.usefixtures("idle_machine")
-def test_lines_exit_code_and_counts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_exit_code_and_counts(monkeypatch, capsys):
     assert main(["check"]) == 0
     out = capsys.readouterr().out
     assert out.splitlines()[0].split() == ["OK", "packages"] and "0 WARN, 0 FAIL" in out
@@ -127,7 +123,7 @@ def test_lines_exit_code_and_counts(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 @pytest.mark.usefixtures("idle_machine")
-def test_wrong_settings_are_a_finding_and_cuda_is_not_touched_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_settings_are_a_finding_and_cuda_is_not_touched_in_this_process(monkeypatch):
     """A fork after `torch.cuda.is_available()` may not start CUDA."""
     for name in ("is_available", "device_count", "init", "_lazy_init"):
         monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: pytest.fail(f"torch.cuda.{name}"))
@@ -137,23 +133,14 @@ def test_wrong_settings_are_a_finding_and_cuda_is_not_touched_in_this_process(mo
     assert len(lines) > 5, "the machine is looked at all the same"
 
 
-@pytest.mark.parametrize(
-    ("smi", "cuda", "status", "text", "step"),
-    [(MISMATCH, None, "FAIL", "Driver/library version mismatch", "restart the machine after an update of the driver"),
-     (None, "12.8", "WARN", "no nvidia-smi", "--gpus all"),
-     (H100.format(newest="12.8"), None, "WARN", "built for CPUs: the cards idle", "make install EXTRA=cuda"),
-     (H100.format(newest="12.8"), "13.0", "FAIL", "for CUDA up to 12.8, but torch is built for CUDA 13.0", "newer"),
-     (H100.format(newest="13.1"), "12.8", "OK", "570.86.15, for CUDA up to 13.1; torch is built for CUDA 12.8", "")],
-)  # fmt: skip
-def test_driver_and_torch(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    smi: str | None,
-    cuda: str | None,
-    status: str,
-    text: str,
-    step: str,
-) -> None:
+@pytest.mark.parametrize(("smi", "cuda", "status", "text", "step"), [
+    (MISMATCH, None, "FAIL", "Driver/library version mismatch", "restart the machine after an update of the driver"),
+    (None, "12.8", "WARN", "no nvidia-smi", "--gpus all"),
+    (H100.format(newest="12.8"), None, "WARN", "built for CPUs: the cards idle", "make install EXTRA=cuda"),
+    (H100.format(newest="12.8"), "13.0", "FAIL", "for CUDA up to 12.8, but torch is built for CUDA 13.0", "newer"),
+    (H100.format(newest="13.1"), "12.8", "OK", "570.86.15, for CUDA up to 13.1; torch is built for CUDA 12.8", ""),
+])  # fmt: skip
+def test_driver_and_torch(tmp_path, monkeypatch, smi, cuda, status, text, step):
     """With a program in place of nvidia-smi that prints what it prints on a machine with cards."""
     if smi:
         (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{smi}\n")
@@ -167,7 +154,7 @@ def test_driver_and_torch(
 
 
 @pytest.mark.parametrize("row", read_table("trainer/cards"), ids=itemgetter("name"))
-def test_cards(monkeypatch: pytest.MonkeyPatch, row: dict[str, Any]) -> None:
+def test_cards(monkeypatch, row):
     monkeypatch.setattr(cards, "computing", lambda: (1, CheckFinding("CUDA", "OK", "")))
     given = {"total_gib": 80, "used_gib": 0, "capability": 9.0, **row["card"]}
     sizes = given["total_gib"] << 30, given["used_gib"] << 30
@@ -178,14 +165,14 @@ def test_cards(monkeypatch: pytest.MonkeyPatch, row: dict[str, Any]) -> None:
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="of torch without CUDA")
-def test_cards_that_do_not_compute() -> None:
+def test_cards_that_do_not_compute():
     """For real: this torch has no CUDA."""
     count, finding = cards.computing()
     assert count == 0 and finding.status == "FAIL" and finding.step.startswith("check CUDA_VISIBLE_DEVICES")
 
 
 @pytest.fixture
-def small_files() -> Iterator[None]:
+def small_files():
     """Files may have 1 MiB only, as on a disk that is full."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, before[1]))
@@ -193,19 +180,19 @@ def small_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_limit_on_files(small_files: None, tmp_path: Path) -> None:
+def test_a_limit_on_files(small_files, tmp_path):
     finding = machine.disk(Config(runs_dir=str(tmp_path)), None)
     assert finding.status == "FAIL" and "1,048,576 bytes only (ulimit -f)" in finding.text
 
 
-def test_a_slow_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_slow_disk(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "SLOW_WRITE", 1e15)
     finding = machine.disk(Config(runs_dir=str(tmp_path / "not" / "there")), None)
     assert finding.status == "WARN" and "which is slow" in finding.text and "faster disk" in finding.step
     assert not list(tmp_path.iterdir())
 
 
-def test_memory_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_by_hand(monkeypatch):
     shape, config = MODELS["135m"], Config.model_validate({"rollout": {"cache_bytes": 1 << 30}})
     finding = machine.host_memory(config, shape, False)
     trainers, engines = 16 * 134_515_008 + 4 * 134_515_008, 2 * 134_515_008 + (1 << 30)
@@ -216,7 +203,7 @@ def test_memory_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     assert machine.host_memory(config, shape, True).status == "OK", "the cards' line says it"
 
 
-def test_shared_memory_isolation_and_a_damaged_model(tmp_path: Path) -> None:
+def test_shared_memory_isolation_and_a_damaged_model(tmp_path):
     free = shutil.disk_usage(tmp_path).free
     assert machine.shared_memory(True, tmp_path).status == ("OK" if free > machine.SHM_BYTES_GPUS else "FAIL")
     gone = machine.shared_memory(False, tmp_path / "gone")

@@ -3,8 +3,6 @@
 Damages through real resumes: tests/system/test_checkpoint_damage.py.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
@@ -72,7 +70,7 @@ def written(path: Path) -> Written:
     return Written(path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
 
 
-def test_the_newest_complete_one_is_found_and_old_ones_are_removed(tmp_path: Path):
+def test_the_newest_complete_one_is_found_and_old_ones_are_removed(tmp_path):
     for version in (2, 4, 10):
         save(tmp_path, version, keep=2)
     (tmp_path / "checkpoints" / "step_4.mine").mkdir()
@@ -85,7 +83,7 @@ def test_the_newest_complete_one_is_found_and_old_ones_are_removed(tmp_path: Pat
     assert search.newest.origin == ORIGIN
 
 
-def test_an_interrupted_writer_leaves_nothing_that_counts(tmp_path: Path):
+def test_an_interrupted_writer_leaves_nothing_that_counts(tmp_path):
     save(tmp_path, 1)
     (writer.begin(tmp_path, 2) / "trainer-0.safetensors").write_bytes(b"x")
     search = reader.newest(tmp_path)
@@ -93,7 +91,7 @@ def test_an_interrupted_writer_leaves_nothing_that_counts(tmp_path: Path):
     assert list(writer.begin(tmp_path, 2).iterdir()) == []
 
 
-def test_a_disk_that_takes_nothing_is_told_with_the_repair_and_cleaned_up(tmp_path: Path):
+def test_a_disk_that_takes_nothing_is_told_with_the_repair_and_cleaned_up(tmp_path):
     save(tmp_path, 1)
     for number, repair in (
         (errno.ENOSPC, "checkpoint.keep"), (errno.EIO, "repair the disk"), (errno.EROFS, "make it writable"),
@@ -106,14 +104,14 @@ def test_a_disk_that_takes_nothing_is_told_with_the_repair_and_cleaned_up(tmp_pa
         assert not partial.exists() and reader.newest(tmp_path).newest is not None
 
 
-def test_a_shard_of_another_size_than_told_is_refused(tmp_path: Path):
+def test_a_shard_of_another_size_than_told_is_refused(tmp_path):
     partial = writer.begin(tmp_path, 1)
     (partial / "trainer-0.safetensors").write_bytes(b"x" * 99)
     with pytest.raises(CheckpointError, match="99 bytes, 100 were written"):
         finish(partial, 1, {"trainer-0.safetensors": Written(100, "")})
 
 
-def test_latest_points_at_the_export(tmp_path: Path):
+def test_latest_points_at_the_export(tmp_path):
     for version in (1, 2):
         export = tmp_path / "hf" / f"step_{version}"
         export.mkdir(parents=True)
@@ -121,7 +119,7 @@ def test_latest_points_at_the_export(tmp_path: Path):
     assert (tmp_path / "latest").resolve() == tmp_path / "hf" / "step_2"
 
 
-def test_a_file_is_hashed_as_it_is_written_and_the_library_reads_it(tmp_path: Path):
+def test_a_file_is_hashed_as_it_is_written_and_the_library_reads_it(tmp_path):
     tensors = {
         "wide": torch.arange(6).reshape(2, 3), "empty": torch.zeros(0, 4), "one": torch.tensor(2.5),
         "slice": torch.arange(12.0).reshape(3, 4)[:, 1:3],
@@ -136,7 +134,7 @@ def test_a_file_is_hashed_as_it_is_written_and_the_library_reads_it(tmp_path: Pa
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> Config:
+def config(tmp_path):
     """Of a run, with the folder of its model."""
     model = tmp_path / "model"
     model.mkdir()
@@ -146,7 +144,7 @@ def config(tmp_path: Path) -> Config:
     return Config.model_validate({"runs_dir": str(tmp_path), "model": {"path": str(model), "dtype": "float32"}})
 
 
-def test_an_export_of_a_version_that_was_made_again_is_written_again(config: Config):
+def test_an_export_of_a_version_that_was_made_again_is_written_again(config):
     def exported() -> float:
         folder = export_checkpoint(config, Path(config.model.path), 2)
         return float(load_file(folder / "model.safetensors")["0.weight"][0, 0])
@@ -163,7 +161,7 @@ def test_an_export_of_a_version_that_was_made_again_is_written_again(config: Con
         exported()
 
 
-def test_the_command_exports_the_newest_that_is_whole(config: Config, capsys: pytest.CaptureFixture[str]):
+def test_the_command_exports_the_newest_that_is_whole(config, capsys):
     save(config.run_dir, 1)
     (save(config.run_dir, 2) / "manifest.json").unlink()
     settings_file.write(config, config.run_dir / "config.toml")
@@ -172,7 +170,7 @@ def test_the_command_exports_the_newest_that_is_whole(config: Config, capsys: py
     assert (config.run_dir / "hf" / "step_1").is_dir()
 
 
-def test_what_came_after_a_checkpoint_is_forgotten_and_damaged_lines_with_it(tmp_path: Path):
+def test_what_came_after_a_checkpoint_is_forgotten_and_damaged_lines_with_it(tmp_path):
     (tmp_path / "rollouts").mkdir()
     for step in (1, 2, 3):
         (tmp_path / "rollouts" / f"step_{step}.jsonl").touch()
@@ -186,7 +184,7 @@ def test_what_came_after_a_checkpoint_is_forgotten_and_damaged_lines_with_it(tmp
 
 
 @pytest.mark.parametrize("damage", (DAMAGES | BESIDE).values(), ids=DAMAGES | BESIDE)
-def test_every_damage_is_noticed_and_the_checkpoint_before_is_taken(tmp_path: Path, damage: Damage):
+def test_every_damage_is_noticed_and_the_checkpoint_before_is_taken(tmp_path, damage):
     save(tmp_path, 1)
     last = save(tmp_path, 2)
     damage.spoil(last)
@@ -198,7 +196,7 @@ def test_every_damage_is_noticed_and_the_checkpoint_before_is_taken(tmp_path: Pa
         reader.read(last)
 
 
-def test_shards_of_two_ranks_in_each_others_place_are_told_apart(tmp_path: Path):
+def test_shards_of_two_ranks_in_each_others_place_are_told_apart(tmp_path):
     partial = writer.begin(tmp_path, 2)
     model, optimiser = trained()
     files = save_shard(partial, model, optimiser, 0, 2, 2) | save_shard(partial, model, optimiser, 1, 2, 2)
@@ -209,7 +207,7 @@ def test_shards_of_two_ranks_in_each_others_place_are_told_apart(tmp_path: Path)
         reader.read(last)
 
 
-def test_a_checkpoint_that_fits_together_but_is_of_another_version_is_refused(tmp_path: Path):
+def test_a_checkpoint_that_fits_together_but_is_of_another_version_is_refused(tmp_path):
     """Every hash is right: only the shard's own header tells."""
     partial = writer.begin(tmp_path, 3)
     last = finish(partial, 3, save_shard(partial, *trained(), 0, 1, version=2))
@@ -218,7 +216,7 @@ def test_a_checkpoint_that_fits_together_but_is_of_another_version_is_refused(tm
 
 
 @pytest.mark.parametrize("bit", range(8))
-def test_no_bit_of_a_manifest_may_be_another(tmp_path: Path, bit: int):
+def test_no_bit_of_a_manifest_may_be_another(tmp_path, bit):
     """Blanks and line ends too: what is there is compared with what would be written."""
     path = save(tmp_path, 1) / "manifest.json"
     content = path.read_bytes()
@@ -263,7 +261,7 @@ def resume(run_dir: Path, saved: list[Tensors], live: list[Tensors], rows: Seque
     reader.compare_weights(reader.read(folder), [load_shards(folder, *trained(rows=6))[1]])
 
 
-def test_weights_that_were_not_live_are_refused_by_name_though_every_hash_is_right(tmp_path: Path) -> None:
+def test_weights_that_were_not_live_are_refused_by_name_though_every_hash_is_right(tmp_path):
     earlier, live = shares(1), shares(2)
     resume(tmp_path, live, live)
     first, last = "trainer-0-of-2.safetensors (0.bias and 3 more)", "trainer-1-of-2.safetensors (0.bias and 3 more)"

@@ -1,13 +1,10 @@
 """A checkpoint is written beside training, is waited for as long as its disk takes something, and stops the run or is
 only told where it cannot be written, as checkpoint.on_error says."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import io
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,7 +59,7 @@ async def save(checkpointer: writer.Checkpointer) -> None:
     await checkpointer.finish()
 
 
-def test_a_full_disk_stops_the_run_with_the_repair_or_is_only_told(tmp_path: Path):
+def test_a_full_disk_stops_the_run_with_the_repair_or_is_only_told(tmp_path):
     disk, stream = Disk(), io.StringIO()
     disk.full = True
     stopping = make(tmp_path, disk, checkpoint={"on_error": "stop"})
@@ -75,7 +72,7 @@ def test_a_full_disk_stops_the_run_with_the_repair_or_is_only_told(tmp_path: Pat
     assert "disk is full" in " ".join(stream.getvalue().split())
 
 
-def test_a_run_goes_on_while_a_checkpoint_is_written_and_gets_the_state_of_its_step(tmp_path: Path):
+def test_a_run_goes_on_while_a_checkpoint_is_written_and_gets_the_state_of_its_step(tmp_path):
     checkpointer = make(tmp_path, disk := Disk())
     ledger, folder = checkpointer.ledger, tmp_path / "run" / "checkpoints"
 
@@ -102,9 +99,7 @@ def test_a_run_goes_on_while_a_checkpoint_is_written_and_gets_the_state_of_its_s
 @pytest.mark.parametrize(
     ("sizes", "ends"), [([5] * 6, False), ([5, 5, 5, 6, 6, 6, 7, 7, 7, 8], True)], ids=["hangs", "takes something"]
 )
-def test_a_disk_that_takes_something_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: Sequence[int], ends: bool
-) -> None:
+def test_a_disk_that_takes_something_is_waited_for(tmp_path, monkeypatch, sizes, ends):
     """sizes: bytes of the checkpoint's folder, at each look, before which a second passes; then the disk has taken all.
     The deadline is one of the settings."""
     checkpointer = make(tmp_path, disk := Disk(), deadlines={"step_s": 3.5})
@@ -126,7 +121,7 @@ def test_a_disk_that_takes_something_is_waited_for(
         asyncio.run(save(checkpointer))
 
 
-def test_the_ledger_is_encoded_beside_the_loop_a_completion_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_ledger_is_encoded_beside_the_loop_a_completion_at_a_time(tmp_path, monkeypatch):
     """So that no encoding of a million tokens keeps the interpreter from the loop."""
     write, threads = ledger_file.write, list[int]()
 
@@ -143,7 +138,7 @@ def test_the_ledger_is_encoded_beside_the_loop_a_completion_at_a_time(tmp_path: 
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["all ranks live", "a rank has died"])
-def test_a_checkpoint_under_way_outlives_an_error_of_the_run_unless_a_rank_is_dead(tmp_path: Path, dies: bool):
+def test_a_checkpoint_under_way_outlives_an_error_of_the_run_unless_a_rank_is_dead(tmp_path, dies):
     checkpointer = make(tmp_path, disk := Disk())
 
     async def go() -> None:
@@ -165,7 +160,7 @@ def test_a_checkpoint_under_way_outlives_an_error_of_the_run_unless_a_rank_is_de
     assert checkpointer.saved == (-1 if dies else 0)
 
 
-def test_a_version_that_must_stay_outlives_the_two_that_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_version_that_must_stay_outlives_the_two_that_are_kept(tmp_path, monkeypatch):
     checkpointer = make(tmp_path, Disk(taken=True))
     monkeypatch.setattr(writer, "wanted_versions", lambda config: {1})
     for version in (1, 2, 3, 4):

@@ -1,7 +1,5 @@
 """How trainers and engines share GPUs: by hand for a model of a thousand million parameters."""
 
-from __future__ import annotations
-
 import json
 from operator import itemgetter
 from pathlib import Path
@@ -47,7 +45,7 @@ def settings(level: int = 0, **sections: Any) -> Config:
     return Config.model_validate({"model": {"max_tokens": 2048}, "optimiser": {"activation_bytes": 0}, **sections})
 
 
-def test_a_trainers_memory_is_the_sum_of_its_parts() -> None:
+def test_a_trainers_memory_is_the_sum_of_its_parts():
     assert SHAPE.parameters == PARAMETERS
     parts = trainer_memory(settings(), SHAPE, on_gpu=True)
     layer, table = 60_821_504, 32768 * 2048
@@ -61,7 +59,7 @@ def test_a_trainers_memory_is_the_sum_of_its_parts() -> None:
 
 
 @pytest.mark.parametrize("row", read_table("trainer/colocations"), ids=itemgetter("name"))
-def test_memory_decides_and_the_error_names_what_to_lower(row: dict[str, Any]) -> None:
+def test_memory_decides_and_the_error_names_what_to_lower(row):
     """Trainer 15.5 + 1.1 + 3.9 + 0.8 GiB, engine 1.9 + 3 GiB and keys and values of 64 MiB a sequence."""
     given = {name: row[name] for name in ("placement", "stages") if name in row}
     config = settings(row.get("level", 0), rollout={"cache_bytes": row.get("cache_bytes")}, **given)
@@ -74,7 +72,7 @@ def test_memory_decides_and_the_error_names_what_to_lower(row: dict[str, Any]) -
     assert shared.placement.colocate == row["way"] and least * GIB <= shared.rollout.cache_bytes <= most * GIB
 
 
-def test_turns_with_a_stage_that_samples_ahead_are_refused_by_the_settings() -> None:
+def test_turns_with_a_stage_that_samples_ahead_are_refused_by_the_settings():
     assert open_sequences(settings()) == 64
     stages = [{"name": "a", "until_step": 2}, {"name": "b", "rollout": {"max_async_level": 1}}]
     with pytest.raises(ValueError, match='colocate = "turns" samples and trains in turns, but rollout.max_async_level'):
@@ -82,7 +80,7 @@ def test_turns_with_a_stage_that_samples_ahead_are_refused_by_the_settings() -> 
 
 
 @pytest.mark.parametrize(("file", "options"), [("magistral", ()), ("gsm8k_gpu", ()), ("gsm8k_gpu", LONGER)])
-def test_examples_for_a_card_stay_resident_on_80_gb(file: str, options: tuple[str, ...]) -> None:
+def test_examples_for_a_card_stay_resident_on_80_gb(file, options):
     """With Qwen3 0.6B, as their pages say, and with the longer reasoning that one of them proposes."""
 
     def way(model: str, *options: str) -> str:
@@ -106,7 +104,7 @@ def fits(config: Config, gpu: float) -> bool:
         return False
 
 
-def test_slots_and_readers_of_an_update_count() -> None:
+def test_slots_and_readers_of_an_update_count():
     """Streamed: two slots of the embedding, 128 MiB each, and a context instead of one whole tensor. Of eight engines
     each card's buffers are open in the processes of the seven others."""
     tensor, context = 2 * 32768 * 2048, 500 << 20
@@ -120,7 +118,7 @@ def test_slots_and_readers_of_an_update_count() -> None:
 
 
 @pytest.fixture
-def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+def node(tmp_path, monkeypatch):
     """The GiB of its GPUs, which a test sets; it has 256 of its own, and the model in tmp_path."""
     (tmp_path / "config.json").write_text(json.dumps(FOLDER))
     sizes = {"gpu": 80.0}
@@ -130,7 +128,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     return sizes
 
 
-def test_a_rank_on_its_own_gpu_is_refused_with_the_arithmetic(node: dict[str, float], tmp_path: Path) -> None:
+def test_a_rank_on_its_own_gpu_is_refused_with_the_arithmetic(node, tmp_path):
     apart = settings(placement={"colocate": "never"})
     check_own_gpus(apart, SHAPE, 24 * GIB, 2)
     with pytest.raises(ConfigError, match=r"a trainer takes 20\.9 GiB before activations .*15\.5.*placement\.trainers"):
@@ -145,7 +143,7 @@ def test_a_rank_on_its_own_gpu_is_refused_with_the_arithmetic(node: dict[str, fl
         settle(settings(rollout={"transport": "network"}), tmp_path, 1, one_node=True)
 
 
-def test_each_node_has_a_replica_as_far_as_memory_allows() -> None:
+def test_each_node_has_a_replica_as_far_as_memory_allows():
     """A rank's states are 15.5 GiB over its shards, the rest 3.9 GiB: gathered 1.1, buffers of a quarter 1.0,
     activations 0.8, its process 1; 5 % stay free."""
 
@@ -166,7 +164,7 @@ def test_each_node_has_a_replica_as_far_as_memory_allows() -> None:
         check_own_gpus(settings(placement={"trainers": 16, "replicas": 16}), SHAPE, 16 * GIB, 8)
 
 
-def test_a_launch_is_settled_by_the_gpus_of_its_node(node: dict[str, float], tmp_path: Path) -> None:
+def test_a_launch_is_settled_by_the_gpus_of_its_node(node, tmp_path):
     def settled(gpus: int, one_node: bool = True, **placement: Any) -> tuple[str, int | None]:
         config = settle(settings(placement=placement), tmp_path, gpus, one_node)
         return config.placement.colocate, config.rollout.cache_bytes

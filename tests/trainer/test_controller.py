@@ -1,8 +1,6 @@
 """What a batch asks of the trainers, in which order, by the objective; what is on disk when Ctrl-C ends the loop; where
 a launch finds what an objective compares with (reference, soft values), at the start and after a resume."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 from collections.abc import Callable, Sequence
@@ -98,7 +96,7 @@ def learned(version: int, minibatches: int, offline: Sequence[int] = (), **objec
     return asyncio.run(go())
 
 
-def test_the_first_step_waits_until_the_update_before_has_read_the_weights() -> None:
+def test_the_first_step_waits_until_the_update_before_has_read_the_weights():
     async def go() -> list[str]:
         learner, sync = learner_of(0, 1), asyncio.get_running_loop().create_future()
         learning = asyncio.ensure_future(learner.learn(GROUPS, sync))
@@ -112,7 +110,7 @@ def test_the_first_step_waits_until_the_update_before_has_read_the_weights() -> 
     assert asyncio.run(go()) == ["train 0123"]
 
 
-def test_trainers_get_an_objective_that_a_stage_or_a_step_changed_and_no_other() -> None:
+def test_trainers_get_an_objective_that_a_stage_or_a_step_changed_and_no_other():
     """As after a resume in the second stage: its objective, then a clip_high that the entropy's target moved, once.
     Over the wire a rank goes on with the very message that the controller sends."""
     stages = [{"name": "a", "until_step": 1}, {"name": "b", "objective": {"entropy_target": {"nats": 0.5}}}]
@@ -136,7 +134,7 @@ def test_trainers_get_an_objective_that_a_stage_or_a_step_changed_and_no_other()
     assert rank.objective == read_objective(table) and rank.objective.in_force["clip_high"] == 0.25
 
 
-def test_offline_groups_are_dealt_to_the_minibatches_and_the_policy_of_the_start_is_asked_before_several() -> None:
+def test_offline_groups_are_dealt_to_the_minibatches_and_the_policy_of_the_start_is_asked_before_several():
     two_steps = ["train 01", "step", "train 23", "step"]
     assert learned(0, 2) == two_steps
     assert learned(0, 2, offline=[8, 9]) == ["train 018", "step", "train 239", "step"]
@@ -145,16 +143,12 @@ def test_offline_groups_are_dealt_to_the_minibatches_and_the_policy_of_the_start
     assert learned(0, 1, name="decoupled_ppo") == ["train 0123", "step"], "it is the policy now"
 
 
-@pytest.mark.parametrize(
-    ("reference", "moves"),
-    [
-        ({"kind": "average", "every": 2, "share": 0.25}, {2: "move 0.25", 4: "move 0.25"}),
-        ({"kind": "average", "share": 0.5}, dict.fromkeys(range(1, 5), "move 0.5")),
-        ({"kind": "previous", "every": 3}, {3: "move 1.0"}),
-        ({"kind": "start"}, {}),
-    ],
-)
-def test_a_reference_moves_after_every_so_many_batches(reference: dict[str, Any], moves: dict[int, str]) -> None:
+@pytest.mark.parametrize(("reference", "moves"), [
+    ({"kind": "average", "every": 2, "share": 0.25}, {2: "move 0.25", 4: "move 0.25"}),
+    ({"kind": "average", "share": 0.5}, dict.fromkeys(range(1, 5), "move 0.5")),
+    ({"kind": "previous", "every": 3}, {3: "move 1.0"}), ({"kind": "start"}, {}),
+])  # fmt: skip
+def test_a_reference_moves_after_every_so_many_batches(reference, moves):
     """Batches 1 to 4 of a run, also of one that was resumed between."""
     for batch in range(1, 5):
         calls = learned(batch - 1, 1, kl={"weight": 0.1, "reference": reference})
@@ -201,9 +195,7 @@ class Shelf(Disk):
 
 
 @pytest.mark.parametrize("every", [1, 10], ids=["checkpoint after the step", "checkpoint because of Ctrl-C"])
-def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends_the_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int
-) -> None:
+def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends_the_loop(tmp_path, monkeypatch, every):
     """A resume does not train them again, so that they would stay missing."""
     monkeypatch.setattr(writer, "LOOK_S", 0.01)
     config = Config.model_validate(
@@ -238,13 +230,13 @@ def test_a_checkpoint_comes_after_the_rollouts_of_its_step_also_when_ctrl_c_ends
 @pytest.mark.parametrize(
     ("every", "validation", "due"), [(2, "v.jsonl", [2, 4]), (0, "v.jsonl", []), (0, "", []), (5, "v.jsonl", [])]
 )
-def test_evaluations_are_under_way_only_where_some_are_due(every: int, validation: str, due: list[int]) -> None:
+def test_evaluations_are_under_way_only_where_some_are_due(every, validation, due):
     """Those before and after training are asked for by themselves; a resume is warned of others."""
     config = Config.model_validate({"steps": 5, "data": {"validation": validation}, "evaluate": {"every": every}})
     assert [version for version in range(7) if evaluated_meanwhile(config, version)] == due
 
 
-def test_an_evaluation_begins_behind_the_update_of_its_version() -> None:
+def test_an_evaluation_begins_behind_the_update_of_its_version():
     async def go() -> None:
         versions, update = list[int](), asyncio.get_running_loop().create_future()
 
@@ -276,7 +268,7 @@ def reference(runs: Path, newest: Path | None, version: int, **objective: Any) -
     return asyncio.run(Launch._reference_folder(launch, newest, version)), len(trainers.calls)
 
 
-def test_the_policy_of_the_start_is_written_once_and_found_again(tmp_path: Path) -> None:
+def test_the_policy_of_the_start_is_written_once_and_found_again(tmp_path):
     kept = tmp_path / "run" / "reference"
     with pytest.raises(ConfigError, match=r"began without objective\.kl"):
         reference(tmp_path, tmp_path / "step_3", 3, kl=KL)
@@ -285,7 +277,7 @@ def test_the_policy_of_the_start_is_written_once_and_found_again(tmp_path: Path)
     assert reference(tmp_path, None, 0, kl=KL) == (kept, 1), "a run that starts anew starts with another policy"
 
 
-def test_a_reference_that_moves_is_that_of_the_checkpoint_and_one_that_does_not_never_is(tmp_path: Path) -> None:
+def test_a_reference_that_moves_is_that_of_the_checkpoint_and_one_that_does_not_never_is(tmp_path):
     kept, moved = make(tmp_path / "run" / "reference"), make(tmp_path / "step_3" / "reference")
     assert reference(tmp_path, moved.parent, 3, kl=AVERAGE) == (moved, 0)
     assert reference(tmp_path, moved.parent, 3, kl={**KL, "reference": {"kind": "start"}}) == (kept, 0)
@@ -293,7 +285,7 @@ def test_a_reference_that_moves_is_that_of_the_checkpoint_and_one_that_does_not_
     assert reference(tmp_path, tmp_path / "step_4", 4, kl=AVERAGE) == (kept, 0)
 
 
-def test_soft_values_that_were_not_sampled_at_the_start_cannot_be_had_later(tmp_path: Path) -> None:
+def test_soft_values_that_were_not_sampled_at_the_start_cannot_be_had_later(tmp_path):
     given = {"runs_dir": str(tmp_path), "steps": 1, "objective": {"name": "spo"}, "data": {"system_prompt": ""}}
     config = Config.model_validate(given)
     path = config.run_dir / FILE

@@ -1,7 +1,5 @@
 """Problems that stand in the data more than once, and problems to validate on that are trained on."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ def rows(count: int, **fields: Any) -> list[dict[str, Any]]:
     return [{"problem": f"What is {number} + 1?", "answer": str(number + 1)} | fields for number in range(count)]
 
 
-def test_a_copied_file_of_problems_to_validate_on_is_told_and_other_problems_are_no_copies(tmp_path: Path) -> None:
+def test_a_copied_file_of_problems_to_validate_on_is_told_and_other_problems_are_no_copies(tmp_path):
     """By content: ids, cases and blanks may differ."""
     copied = [{"id": f"v{n}", "answer": row["answer"], "problem": f"  {row['problem'].upper()}\n"}
               for n, row in enumerate(rows(50)[10:])]  # fmt: skip
@@ -39,7 +37,7 @@ def test_a_copied_file_of_problems_to_validate_on_is_told_and_other_problems_are
     assert "1 of 10 problems also stand in data.train, where the first is line 5" in line and line.endswith(":10)")
 
 
-def test_problems_that_stand_in_a_file_more_than_once_are_told_apart_from_other_answers(tmp_path: Path) -> None:
+def test_problems_that_stand_in_a_file_more_than_once_are_told_apart_from_other_answers(tmp_path):
     """ "0.5" is 1/2, and what is open has no single answer."""
     again = [row | {"problem": row["problem"].replace(" ", "  ")} for row in rows(3)] * 2
     [line] = files(tmp_path, rows(4) + again, [])[0].warnings
@@ -55,14 +53,14 @@ def test_problems_that_stand_in_a_file_more_than_once_are_told_apart_from_other_
     assert all("another ground truth" not in line for line in files(tmp_path, open_rows, [])[0].warnings)
 
 
-def test_problems_of_an_environment_may_have_one_text(tmp_path: Path) -> None:
+def test_problems_of_an_environment_may_have_one_text(tmp_path):
     guessed = [{"problem": "Guess the number.", "answer": str(number), "environment": "guess"} for number in range(5)]
     bare = [{"problem": "Play.", "environment": "guess"}] * 2
     assert [file.warnings for file in files(tmp_path, guessed[:3] + bare, guessed[3:] + bare)] == [[], []]
     assert "1 of 5 problems are copies" in files(tmp_path, [*guessed[:4], guessed[0]], [])[0].warnings[0]
 
 
-def test_another_prefix_is_another_problem_to_train_on(tmp_path: Path) -> None:
+def test_another_prefix_is_another_problem_to_train_on(tmp_path):
     begun = [row | {"prefix": prefix} for row in rows(2) for prefix in ("<think>\na", "<think>\nb")]
     train, validation = files(tmp_path, begun, rows(2))
     assert not train.warnings and "2 of 2 problems also stand in data.train" in validation.warnings[0]

@@ -1,14 +1,11 @@
 """Data: a file is checked whole before a run, with line and repair; draws are a pure function of (seed, index)."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -68,7 +65,7 @@ def read(folder: Path, *rows: object, data: Data | None = None) -> ProblemFile:
     return read_problems(written(folder, *rows), "data.train", *([data] if data else []))
 
 
-def test_a_file_that_cannot_be_read_names_the_setting(tmp_path: Path):
+def test_a_file_that_cannot_be_read_names_the_setting(tmp_path):
     with pytest.raises(DataError, match=r"data\.train = .*nothing\.jsonl"):
         read_problems(tmp_path / "nothing.jsonl", "data.train")
     with pytest.raises(DataError, match="it is no file"):
@@ -83,20 +80,20 @@ def test_a_file_that_cannot_be_read_names_the_setting(tmp_path: Path):
 
 
 @pytest.mark.parametrize("answer", ["see solution", "The answer is 42", "Both sides are equal since x is positive"])
-def test_ground_truth_answers_that_nothing_equals_are_refused(tmp_path: Path, answer: str):
+def test_ground_truth_answers_that_nothing_equals_are_refused(tmp_path, answer):
     with pytest.raises(DataError, match=r'rows\.jsonl:2: the answer .* every completion would be wrong.*"open"'):
         read(tmp_path, GOOD, {**GOOD, "answer": answer})
     assert read(tmp_path, {**GOOD, "answer": answer, "domain": "open"}).problems
 
 
 @pytest.mark.parametrize("case", read_table("trainer/refused_rows"), ids=lambda case: case["message"][:40])
-def test_rows_that_mean_something_else_are_refused(tmp_path: Path, case: dict[str, Any]):
+def test_rows_that_mean_something_else_are_refused(tmp_path, case):
     """The lines of a file, and what is said of the last one."""
     with pytest.raises(DataError, match=case["message"]):
         read(tmp_path, *case["lines"])
 
 
-def test_an_error_shows_the_first_faults_and_counts_all(tmp_path: Path):
+def test_an_error_shows_the_first_faults_and_counts_all(tmp_path):
     with pytest.raises(DataError) as error:
         read(tmp_path, *[{"problem": "1+1?", "anwser": "2"}] * 8, GOOD, "{oops")
     lines = str(error.value).splitlines()
@@ -105,7 +102,7 @@ def test_an_error_shows_the_first_faults_and_counts_all(tmp_path: Path):
     assert "is not JSON" in lines[-1]
 
 
-def test_what_is_meant_is_taken(tmp_path: Path):
+def test_what_is_meant_is_taken(tmp_path):
     """Numbers, null for what may be absent, further columns, a mark before UTF-8, whole characters in two halves."""
     path = tmp_path / "rows.jsonl"
     first = {
@@ -128,7 +125,7 @@ def test_what_is_meant_is_taken(tmp_path: Path):
         read_problems(path, "data.train")
 
 
-def test_what_may_be_meant_is_a_warning_with_count_and_first_line(tmp_path: Path):
+def test_what_may_be_meant_is_a_warning_with_count_and_first_line(tmp_path):
     rows = [GOOD, {**GOOD, "domain": "physics"}, {**GOOD, "answer": "opposite sides are parallel"}]
     domain, words = read(tmp_path, *rows).warnings
     assert "1 of 3 problems are of domain 'physics'" in domain and "rows.jsonl:2)" in domain
@@ -136,7 +133,7 @@ def test_what_may_be_meant_is_a_warning_with_count_and_first_line(tmp_path: Path
     assert len(read(tmp_path, *rows, data=Data(domains=["physics"])).warnings) == 1
 
 
-def test_the_real_sets_are_taken_without_a_false_alarm(data_folder: Path):
+def test_the_real_sets_are_taken_without_a_false_alarm(data_folder):
     """28,589 rows, of which those with an answer or a program are problems; ifeval and bfcl have neither."""
     count, warnings = 0, []
     for path in sorted(data_folder.glob("*.jsonl*")):
@@ -153,7 +150,7 @@ def test_the_real_sets_are_taken_without_a_false_alarm(data_folder: Path):
     assert len(warnings) == 3, '100 answers in sentences (knights and knaves), a domain of its own, MATH\'s two "None"'
 
 
-def test_prompts_that_are_too_long_are_told_before_the_run_with_their_share(tmp_path: Path):
+def test_prompts_that_are_too_long_are_told_before_the_run_with_their_share(tmp_path):
     """A megabyte of text is one of them: it is looked at in a thread, and never again while the run draws."""
     file = read(tmp_path, *({"problem": "x" * size, "answer": "1"} for size in (5, 20, 21, 1 << 20, 3)))
     source = source_of(file.problems)
@@ -167,7 +164,7 @@ def test_prompts_that_are_too_long_are_told_before_the_run_with_their_share(tmp_
         without_long(file, long, long, source.room)
 
 
-def test_answers_that_the_verifier_does_not_understand_are_counted_or_refused(tmp_path: Path):
+def test_answers_that_the_verifier_does_not_understand_are_counted_or_refused(tmp_path):
     answers = ["2", "x^2", "E(Y|X)", "f \\colon X \\to Y", "Monday", "\\frac{1}{2}", *map(str, range(100))]
     file = read(tmp_path, *({**GOOD, "answer": answer} for answer in answers))
 
@@ -240,7 +237,7 @@ def test_a_prompt_has_the_template_and_system_prompt_of_its_domain():
     assert bytes(prompts.without_system().render("add", "code")) == b"add"
 
 
-def test_a_row_asks_for_its_reasoning_language_at_the_end_of_the_users_turn() -> None:
+def test_a_row_asks_for_its_reasoning_language_at_the_end_of_the_users_turn():
     settings = Data(system_prompt="magistral", templates={"math": "{problem} Box it."})
     prompts = PromptFormat(LetterChat(), settings)
     plain = bytes(prompts.prompt_of(Problem("1", "1+1?", "2")))
@@ -260,7 +257,7 @@ def test_seeds_differ_between_prompts_and_samples_and_repeat():
 
 
 @pytest.mark.parametrize(("share", "count"), [(0.0, 0), (0.5, 6), (0.25, 3), (1.0, 12)])
-def test_a_share_of_the_problems_is_made_open_evenly(share: float, count: int) -> None:
+def test_a_share_of_the_problems_is_made_open_evenly(share, count):
     """Programs and rows that are open already are not counted; domain, and with it prompts, stay."""
     problems = [
         Problem(f"{n}", "t", "1", domain="open" if hidden else "math", hidden=hidden, tests=None if n % 5 else ["x"])
@@ -275,7 +272,7 @@ def test_a_share_of_the_problems_is_made_open_evenly(share: float, count: int) -
 
 @pytest.mark.parametrize("max_tokens", [40, 120, 4096])
 @pytest.mark.parametrize("system", ["", "You solve the user's task by reasoning first and answering second. " * 5])
-def test_probe_sequences_differ_in_length_and_hold_problems_and_answers(system: str, max_tokens: int) -> None:
+def test_probe_sequences_differ_in_length_and_hold_problems_and_answers(system, max_tokens):
     limits = {"model": {"max_tokens": max_tokens}, "rollout": {"max_completion_tokens": 32}}
     problems = [Problem("a", "Wie viel ist 2+3?", "fuenf"), Problem("b", "How much is 9-1?", "eight")]
     probe = source_of(problems, data={"system_prompt": system}, **limits).probe()

@@ -1,11 +1,8 @@
 """Demonstrations as they are published become the rows that are imitated, or are refused with the place; and commands
 that know single completions only refuse rows with an environment, which they would grade wrongly."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -34,20 +31,20 @@ ROW = {"id": "p", "problem": "Find it.", "answer": "7", "environment": "guess", 
 
 
 @pytest.mark.parametrize("case", [case for case in TABLE if "made" in case])
-def test_each_published_form(case: dict[str, Any]) -> None:
+def test_each_published_form(case):
     row, name = to_demonstration(case["row"], "rows.jsonl:1")
     assert row == case["made"] and name != NATIVE
     assert to_demonstration(row, "rows.jsonl:1") == (row, NATIVE)
 
 
 @pytest.mark.parametrize("case", [case for case in TABLE if "refused" in case])
-def test_what_is_no_demonstration_is_refused_with_its_place_once(case: dict[str, Any]) -> None:
+def test_what_is_no_demonstration_is_refused_with_its_place_once(case):
     with pytest.raises(DataError, match=case["refused"]) as error:
         to_demonstration(case["row"], "rows.jsonl:1")
     assert str(error.value).startswith("rows.jsonl:1: ") and str(error.value).count("rows.jsonl:1") == 1
 
 
-def test_tools_their_calls_and_their_results_are_told_as_in_episodes() -> None:
+def test_tools_their_calls_and_their_results_are_told_as_in_episodes():
     arguments, result = '{"a": 1}', {"role": "tool", "content": "2"}
     call = {"type": "function", "function": {"name": "add", "arguments": arguments}}
     calling = {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -66,7 +63,7 @@ def test_tools_their_calls_and_their_results_are_told_as_in_episodes() -> None:
     assert to_demonstration({"conversations": chat}, "")[0]["completion"] == row["completion"]
 
 
-def test_our_own_form_wins_and_a_conversation_before_a_worked_solution() -> None:
+def test_our_own_form_wins_and_a_conversation_before_a_worked_solution():
     ours = {"problem": "p", "solution": "s", "answer": "2", "messages": [ASKED, REPLY]}
     assert to_demonstration(ours, "") == (ours, NATIVE)
     assert to_demonstration(SETS["numina_cot"][0].row, "")[1] == "a conversation in 'messages'"
@@ -74,16 +71,11 @@ def test_our_own_form_wins_and_a_conversation_before_a_worked_solution() -> None
     assert row["answer"] == "13" and row["solution"] == "She has 10 + 3 = 13."
 
 
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"messages": [SYSTEM, ASKED, REPLY], "tools": [], "system": "s", "history": [], "prompt": "u"},
-        {"instruction": "u", "input": "x", "output": "a", "history": []},
-        {"prompt": "u", "completion": "a"},
-    ],
-    ids=["messages", "instruction", "prompt"],
-)
-def test_a_cell_of_any_type_is_read_or_refused_with_the_place(row: dict[str, Any]) -> None:
+@pytest.mark.parametrize("row", [
+    {"messages": [SYSTEM, ASKED, REPLY], "tools": [], "system": "s", "history": [], "prompt": "u"},
+    {"instruction": "u", "input": "x", "output": "a", "history": []}, {"prompt": "u", "completion": "a"},
+], ids=["messages", "instruction", "prompt"])  # fmt: skip
+def test_a_cell_of_any_type_is_read_or_refused_with_the_place(row):
     odd: list[Any] = [None, 1, "", "x", "[", "{}", [], {}, [None], [[]], {"a": 1}, [{"role": 1}], [{"from": None}]]
     for column in row:
         for cell in odd:
@@ -117,22 +109,18 @@ def evaluation_of_a_served_model(path: Path) -> None:
     make_task("mine", second, settings)
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        lambda path: list(read_items(path)), lambda path: _read_row(2, list(read_rows(path))[1], {}),
-        demonstration_of_a_run, evaluation_of_a_served_model, surface,
-    ],
-    ids=["verify", "graded rows", "a run", "evaluation", "surface"],
-)  # fmt: skip
-def test_commands_for_single_completions_refuse_environments(tmp_path: Path, command: Callable[[Path], object]):
+@pytest.mark.parametrize("command", [
+    lambda path: list(read_items(path)), lambda path: _read_row(2, list(read_rows(path))[1], {}),
+    demonstration_of_a_run, evaluation_of_a_served_model, surface,
+], ids=["verify", "graded rows", "a run", "evaluation", "surface"])  # fmt: skip
+def test_commands_for_single_completions_refuse_environments(tmp_path, command):
     path, message = rows(tmp_path), "has the environment 'guess', and .* single completions only: leave such rows out"
     with pytest.raises(DataError, match=message):
         command(path)
 
 
 @pytest.mark.parametrize(("environment", "line"), [("", 2), ("guess", 1)])
-def test_curation_that_samples_refuses_environments_also_of_settings(tmp_path: Path, environment: str, line: int):
+def test_curation_that_samples_refuses_environments_also_of_settings(tmp_path, environment, line):
     config = Config.model_validate({"environment": {"name": environment}})
     stage: Any = SimpleNamespace(run_config=config, name="difficulty", model_dir=tmp_path)
     with pytest.raises(DataError, match=rf"rows\.jsonl:{line}: .*python -m curate difficulty samples single"):

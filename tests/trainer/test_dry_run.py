@@ -1,12 +1,8 @@
 """`--dry-run`: placement, derived numbers and memory, by hand for a model of known size."""
 
-from __future__ import annotations
-
 import json
 from operator import itemgetter
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -30,7 +26,7 @@ LINES = {"placement": placement_lines, "derived": derived_lines, "memory": memor
 
 
 @pytest.mark.parametrize("row", read_table("trainer/plans"), ids=itemgetter("name"))
-def test_what_a_plan_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: dict[str, Any]) -> None:
+def test_what_a_plan_says(tmp_path, monkeypatch, row):
     """On a machine with so many cards of 24 GiB. MODEL: a folder of 134,515,008 parameters."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: row.get("cards", 0))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(total_memory=24 << 30))
@@ -43,13 +39,13 @@ def test_what_a_plan_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: 
     assert [part for part in row.get("lacks", []) if part in text] == [], text
 
 
-def test_a_folder_that_is_no_model_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_model_is_refused(tmp_path):
     assert model_shape(Config.model_validate({"model": {"path": "owner/name"}})) is None
     with pytest.raises(ModelError, match=r"config\.json"):
         plan_text(Config.model_validate({"model": {"path": str(tmp_path)}}))
 
 
-def test_the_printed_settings_can_be_used_as_a_file_and_stages_are_told(tmp_path: Path) -> None:
+def test_the_printed_settings_can_be_used_as_a_file_and_stages_are_told(tmp_path):
     chat_of(tmp_path, "ours")
     (tmp_path / "config.json").write_text(json.dumps(SMOLLM2))
     first = {"name": "short", "until_step": 5, "until": "accuracy > 0.9"}
@@ -61,9 +57,7 @@ def test_the_printed_settings_can_be_used_as_a_file_and_stages_are_told(tmp_path
     assert settings_file.load(tmp_path / "printed.toml") == given
 
 
-def test_settings_come_from_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_settings_come_from_the_environment(tmp_path, monkeypatch, capsys):
     path = tmp_path / "run.toml"
     made = 'model.path = "made/model"\ndata.train = "made/train.jsonl"\n'
     path.write_text(f'seed = 1\n{made}prepare.script = "examples/quickstart/prepare.py"\n')
@@ -78,6 +72,6 @@ def test_settings_come_from_the_environment(
     assert message.startswith("error: MAESTRALE_TRAIN_OBJECTIVE__KLL: unknown setting objective.kll"), message
 
 
-def test_sizes_for_people() -> None:
+def test_sizes_for_people():
     sizes = {2048: "2 KiB", 1.5 * 2**20: "1.5 MiB", 340 * 2**20: "340 MiB", 2**30: "1.0 GiB", 3 * 2**40: "3.0 TiB"}
     assert [size(number) for number in sizes] == list(sizes.values())

@@ -1,8 +1,6 @@
 """What stands between two turns: limits, what is resumed, waves in synchronous mode, and what stands idle because
 environments have not answered; episodes as people see them, and what is not measured of them."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json
@@ -46,17 +44,13 @@ from verify.scorer import reward_of
 PROBLEM = Problem("p", "Find the number.", "", environment="guess")
 
 
-@pytest.mark.parametrize(
-    ("settings", "kind", "turns", "reason"),
-    [
-        ({"max_turns": 1}, "goes on", 1, "stop"),
-        ({"max_turns": 3}, "goes on", 3, "stop"),
-        ({"max_turns": 50, "max_tokens": 180}, "goes on", 0, "length"),
-        ({"max_turns": 50, "max_completion_tokens": 9}, "goes on", 3, "length"),
-        ({"max_turns": 50, "episode_s": 0.8}, "slow", 0, "timeout"),
-    ],
-)
-def test_limits_end_an_episode(tmp_path: Path, settings: dict[str, Any], kind: str, turns: int, reason: str) -> None:
+@pytest.mark.parametrize(("settings", "kind", "turns", "reason"), [
+    ({"max_turns": 1}, "goes on", 1, "stop"), ({"max_turns": 3}, "goes on", 3, "stop"),
+    ({"max_turns": 50, "max_tokens": 180}, "goes on", 0, "length"),
+    ({"max_turns": 50, "max_completion_tokens": 9}, "goes on", 3, "length"),
+    ({"max_turns": 50, "episode_s": 0.8}, "slow", 0, "timeout"),
+])  # fmt: skip
+def test_limits_end_an_episode(tmp_path, settings, kind, turns, reason):
     async def run() -> None:
         async with playing(tmp_path, **settings) as episodes:
             episode = await play(episodes, kind)
@@ -73,7 +67,7 @@ def test_limits_end_an_episode(tmp_path: Path, settings: dict[str, Any], kind: s
 
 
 @pytest.mark.parametrize("end", ["length", "abort"])
-def test_a_turn_that_is_cut_or_given_up_ends_the_episode(tmp_path: Path, end: str) -> None:
+def test_a_turn_that_is_cut_or_given_up_ends_the_episode(tmp_path, end):
     async def run() -> None:
         async with playing(tmp_path) as episodes:
             prompt = await episodes.open(prompt_of(episodes, "goes on"))
@@ -85,7 +79,7 @@ def test_a_turn_that_is_cut_or_given_up_ends_the_episode(tmp_path: Path, end: st
     asyncio.run(run())
 
 
-def test_an_episode_goes_on_between_turns_and_within_one_after_a_restart(tmp_path: Path) -> None:
+def test_an_episode_goes_on_between_turns_and_within_one_after_a_restart(tmp_path):
     """Other `Episodes`, as of another launch: the instance is made by repeating the turns, and the tokens are those of
     an episode that was not interrupted."""
 
@@ -108,7 +102,7 @@ def test_an_episode_goes_on_between_turns_and_within_one_after_a_restart(tmp_pat
     asyncio.run(run())
 
 
-def test_a_checkpoint_keeps_the_turn_that_ended_since_the_engines_wrote() -> None:
+def test_a_checkpoint_keeps_the_turn_that_ended_since_the_engines_wrote():
     """The engine's part of a turn is older than the ledger's turn, or newer than an answer: the longer one counts."""
     ended = Completion(0, 0, 7, [1, 2, 3], [-1.0] * 3, turns=[Turn(0, 3)])
     begun = Completion(0, 1, 7, [1, 2, 3, 9], [-1.0] * 3 + [0.0], turns=[Turn(0, 3)])
@@ -206,7 +200,7 @@ def prompt(index: int, environment: str) -> Prompt:
     return Prompt(index, Problem("p", "?", "1", environment=environment), [1])
 
 
-def test_in_synchronous_mode_turns_wait_for_one_another_and_for_completions_without_an_environment() -> None:
+def test_in_synchronous_mode_turns_wait_for_one_another_and_for_completions_without_an_environment():
     """A wave of an episode's group and a plain one that ends last: nothing else would send the second turns out."""
 
     async def run() -> list[list[tuple[int, int]]]:
@@ -222,7 +216,7 @@ def test_in_synchronous_mode_turns_wait_for_one_another_and_for_completions_with
 
 
 @pytest.mark.parametrize(("level", "counts", "waves"), [(2, [4, 3, 2, 1, 0], 2), (0, [4, 4, 3, 3, 0], 1)])
-def test_an_episode_waits_for_its_environment_or_in_synchronous_mode_for_all(level: int, counts: list[int], waves: int):
+def test_an_episode_waits_for_its_environment_or_in_synchronous_mode_for_all(level, counts, waves):
     """How many of four wait at first, and after each answer; completions 1 and 3 are over with it. Then how often
     turns were sent out."""
 
@@ -244,7 +238,7 @@ def test_an_episode_waits_for_its_environment_or_in_synchronous_mode_for_all(lev
     asyncio.run(run())
 
 
-def test_a_batch_comes_together_whatever_its_environments_do(tmp_path: Path) -> None:
+def test_a_batch_comes_together_whatever_its_environments_do(tmp_path):
     """A group of each kind at once: those that fail say nothing and give up their slots, and the others are trained."""
     failing, sound = ["raises", "1 MB", "hangs", "sys.exit"], ["control", "goes on", "ends"]
 
@@ -274,7 +268,7 @@ def test_a_batch_comes_together_whatever_its_environments_do(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("case", read_table("trainer/cases", of="idle seats"), ids=itemgetter("name"))
-def test_idle_is_what_waiting_episodes_would_take_by_time(monkeypatch: pytest.MonkeyPatch, case: dict[str, Any]):
+def test_idle_is_what_waiting_episodes_would_take_by_time(monkeypatch, case):
     """moments: (seconds that it lasts, busy, seats, waiting). Each step has its own share, from the last counts on."""
     now = [100.0]
     monkeypatch.setattr("trainer.timing.time.monotonic", lambda: now[0])
@@ -289,7 +283,7 @@ def test_idle_is_what_waiting_episodes_would_take_by_time(monkeypatch: pytest.Mo
         assert seats.take_share() == share
 
 
-def test_the_line_of_progress_says_how_many_wait_if_any() -> None:
+def test_the_line_of_progress_says_how_many_wait_if_any():
     stream = io.StringIO()
     progress = Progress(stream, clock=iter(range(0, 1000, 20)).__next__)
     given: Any = {"done": 1, "needed": 9, "in_flight": 4, "tokens_per_s": 1, "oldest_wait_s": 1, "step": 1, "steps": 2}
@@ -299,7 +293,7 @@ def test_the_line_of_progress_says_how_many_wait_if_any() -> None:
     assert "4 in flight  oldest 1.0 s  3 wait for environments\n" in stream.getvalue() and not progress.failures
 
 
-def test_calls_of_tools_are_counted_by_episode_and_failures_by_call() -> None:
+def test_calls_of_tools_are_counted_by_episode_and_failures_by_call():
     def metrics(*episodes: list[dict[str, float]]) -> dict[str, float]:
         turns = [[Turn(0, 1, reward=1.0, seconds=2.0, info=info) for info in infos] for infos in episodes]
         ended = [Completion(0, 0, 0, [5], [-1.0], [VersionSpan(0, 0, 1)], "stop", turns=each) for each in turns]
@@ -320,7 +314,7 @@ def prompts_of(folder: Path, name: str = "ours") -> PromptFormat:
 
 
 @pytest.fixture
-def prompts(tmp_path: Path) -> PromptFormat:
+def prompts(tmp_path):
     return prompts_of(tmp_path)
 
 
@@ -344,7 +338,7 @@ def episode(chat: Chat, *turns: str) -> Completion:
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_an_episode_is_split_by_its_turns_whatever_their_texts_spell(tmp_path: Path, name: str) -> None:
+def test_an_episode_is_split_by_its_turns_whatever_their_texts_spell(tmp_path, name):
     prompts = prompts_of(tmp_path, name)
     parts = turns_of(prompts, first_prompt(prompts), episode(prompts.chat, "8", "12 <|user|> <|im_start|>"))
     think = prompts.chat.think_prefix
@@ -354,13 +348,13 @@ def test_an_episode_is_split_by_its_turns_whatever_their_texts_spell(tmp_path: P
     ]  # fmt: skip
 
 
-def test_tokens_that_no_bridge_of_one_message_made_are_shown_as_they_are(prompts: PromptFormat) -> None:
+def test_tokens_that_no_bridge_of_one_message_made_are_shown_as_they_are(prompts):
     several = prompts.chat.bridge([("user", "a"), ("user", "b")])
     completion = Completion(0, 0, 0, [5, *several, 6], turns=[Turn(0, 1), Turn(1 + len(several), 2 + len(several))])
     assert turns_of(prompts, first_prompt(prompts), completion)[1].text == "<|user|>a<|user|>b<|assistant|>"
 
 
-def test_a_beginning_of_the_environment_and_a_failure_are_shown(prompts: PromptFormat, monkeypatch: pytest.MonkeyPatch):
+def test_a_beginning_of_the_environment_and_a_failure_are_shown(prompts, monkeypatch):
     completion = Completion(0, 0, 0, [5], turns=[Turn(0, 1, failure="environment guess: hung")])
     opened = turns_of(prompts, Prompt(0, PROBLEM, prompts.render("Another text.")), completion)
     assert opened[0] == TurnText("environment", "<|user|>Another text.<|assistant|>")
@@ -378,7 +372,7 @@ def group_of(problem: Problem, prompts: PromptFormat, *completions: Completion) 
     return Group(prompt, list(completions), rewards, ["text"] * len(completions))
 
 
-def test_rollout_files_have_the_turns_of_episodes_and_nothing_new_of_others(tmp_path: Path, prompts: PromptFormat):
+def test_rollout_files_have_the_turns_of_episodes_and_nothing_new_of_others(tmp_path, prompts):
     logger = logger_of(tmp_path, io.StringIO(), prompts=prompts)
     single = group_of(Problem("q", "1 + 1?", "2"), prompts, Completion(0, 0, 0, [5], [-1.0], finish_reason="stop"))
     asyncio.run(logger.keep([group_of(PROBLEM, prompts, episode(prompts.chat, "8", "12")), single], 1))
@@ -391,7 +385,7 @@ def test_rollout_files_have_the_turns_of_episodes_and_nothing_new_of_others(tmp_
     assert msgspec.convert(first, Group).completions[0].turns[1].end == len(first["completions"][0]["token_ids"])
 
 
-def test_what_an_environment_grades_has_neither_format_nor_language(prompts: PromptFormat) -> None:
+def test_what_an_environment_grades_has_neither_format_nor_language(prompts):
     group = group_of(PROBLEM, prompts, episode(prompts.chat, "8"), episode(prompts.chat, "8", "12"))
     row = rollout_metrics([group], [0], [])
     assert row["accuracy"] == 1.0 and row["reward/mean"] == 1.0
@@ -402,7 +396,7 @@ def test_what_an_environment_grades_has_neither_format_nor_language(prompts: Pro
     assert (mixed["format"], mixed["consistency"], mixed["reward/format"]) == (1.0, 1.0, 0.1)
 
 
-def test_an_evaluation_and_its_report_show_turns_and_only_what_is_measured(tmp_path: Path, prompts: PromptFormat):
+def test_an_evaluation_and_its_report_show_turns_and_only_what_is_measured(tmp_path, prompts):
     def shown_turns(*turns: str) -> Sampled:
         completion = episode(prompts.chat, *turns)
         text, texts = prompts.chat.decode(completion.token_ids), turns_of(prompts, first_prompt(prompts), completion)

@@ -1,8 +1,6 @@
 """Evaluation: means over problems, pass@k, votes, parts by language, domain and set; which version was best; open
 problems are neither right nor wrong in any of it."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json
@@ -68,7 +66,7 @@ def logger_of(folder: Path, stream: io.StringIO, version: int = 0, prompts: Any 
 
 
 @pytest.mark.parametrize("case", read_table("trainer/cases", of="votes"), ids=itemgetter("name"))
-def test_majority_of_one_problem(case: dict[str, Any]) -> None:
+def test_majority_of_one_problem(case):
     votes = [sampled(RIGHT if each == "1" else WRONG, each) if each else sampled(NONE) for each in case["answers"]]
     assert majority(votes) == pytest.approx(case["majority"], abs=1e-6)
 
@@ -122,7 +120,7 @@ def test_an_evaluation_from_before_pass_at_k_can_be_read():
     assert old.pass_at_k is None and old.parts["language/fr"].pass_at_k is None and old.accuracy == score.accuracy
 
 
-def test_an_evaluation_is_written_down_and_told(tmp_path: Path):
+def test_an_evaluation_is_written_down_and_told(tmp_path):
     stream = io.StringIO()
     logger, problems = logger_of(tmp_path, stream), [[sampled(WRONG, "2"), sampled(RIGHT)], [sampled(WRONG, "2")] * 2]
     logger.evaluation(0, summarise(1.0, problems))
@@ -139,7 +137,7 @@ def test_an_evaluation_is_written_down_and_told(tmp_path: Path):
     assert "accuracy 0.250 ± 0.490, pass@2 0.500, maj@2 0.250, language" in line and line.count("pass@") == 1
 
 
-def test_numbers_of_environments_are_means_over_problems_with_an_interval(tmp_path: Path):
+def test_numbers_of_environments_are_means_over_problems_with_an_interval(tmp_path):
     infos = [[{"progress": 1.0}, {"progress": 0.0}], [{"progress": 0.0}, {"other": 2.0}], [{}, {}]]
     score = summarise(1.0, [[msgspec.structs.replace(sampled(RIGHT), info=info) for info in two] for two in infos])
     # means of the problems that have it: .5 and 0; s^2 = .125
@@ -173,7 +171,7 @@ def evaluating(folder: Path, **evaluate: Any) -> Config:
     return Config.model_validate({"runs_dir": str(folder), "steps": 20, "data": data, "evaluate": evaluate})
 
 
-def test_the_best_version_is_the_first_of_the_highest_at_the_sampling_temperature(tmp_path: Path):
+def test_the_best_version_is_the_first_of_the_highest_at_the_sampling_temperature(tmp_path):
     config = evaluating(tmp_path)
     assert best_version(config) is None
     scores = [(0, 1.0, 0.2), (0, 0.0, 0.9), (5, 1.0, 0.6), (10, 1.0, 0.6), (15, 1.0, 0.4)]
@@ -253,7 +251,7 @@ def evaluator_of(engines: FullEngines, problems: list[Problem], episodes: Any = 
     return Evaluator(engines, EasyJudges(), Plain(), problems, episodes)
 
 
-def test_a_number_of_an_episode_is_its_mean_over_turns(monkeypatch: pytest.MonkeyPatch):
+def test_a_number_of_an_episode_is_its_mean_over_turns(monkeypatch):
     monkeypatch.setattr("trainer.evaluation.turns_of", lambda *_: [])
     evaluator = evaluator_of(FullEngines(), [Problem("p", "?", "", environment="mine")], ThreeTurns())
     [[episode]] = asyncio.run(evaluator.sample(1.0, 1))
@@ -285,7 +283,7 @@ def group(domain: str, *verdicts: Verdict) -> Group:
     return Group(Prompt(0, problem, [1]), ended, [reward_for(verdict) for verdict in verdicts])
 
 
-def test_the_accuracy_of_a_step_and_of_a_surface_is_over_verified_problems() -> None:
+def test_the_accuracy_of_a_step_and_of_a_surface_is_over_verified_problems():
     solved = group("math", RIGHT, WRONG, RIGHT, Verdict.TIMEOUT)
     unverified = group("open", OPEN, OPEN, NONE, OPEN)
     row = rollout_metrics([solved, unverified], [0, 0], [unverified])
@@ -308,7 +306,7 @@ def of_verdicts(*problems: tuple[Verdict, Verdict]) -> Evaluation:
 MIXED, ONLY_OPEN = of_verdicts((RIGHT, RIGHT), (WRONG, WRONG), (OPEN, OPEN), (OPEN, NONE)), of_verdicts((OPEN, NONE))
 
 
-def test_pass_at_1_and_votes_are_over_verified_problems() -> None:
+def test_pass_at_1_and_votes_are_over_verified_problems():
     assert (MIXED.problems, MIXED.accuracy, MIXED.majority, MIXED.format, MIXED.consistency) == (
         4,
         0.5,
@@ -323,7 +321,7 @@ def test_pass_at_1_and_votes_are_over_verified_problems() -> None:
     assert msgspec.json.decode(msgspec.json.encode(alone), type=Evaluation) == alone
 
 
-def test_the_best_version_tables_and_plots_use_what_there_is(tmp_path: Path) -> None:
+def test_the_best_version_tables_and_plots_use_what_there_is(tmp_path):
     config = evaluating(tmp_path)
     MetricsLog(config.run_dir / "metrics.jsonl").write(1, {"reward/mean": 0.5})
     write(config, (0, ONLY_OPEN), (1, ONLY_OPEN))

@@ -1,9 +1,6 @@
 """Families of transformers on FSDP2 ranks: one and three give the same gradients (rank_scene.py)."""
 
-from __future__ import annotations
-
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,12 +20,10 @@ ADAPTED = [
 
 
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize(
-    "families",
-    [pytest.param(FEW, marks=pytest.mark.slow), pytest.param([*FAMILIES, *ADAPTED], marks=pytest.mark.soak)],
-    ids=["few", "all"],
-)
-def test_gradients_do_not_depend_on_ranks(families: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize("families", [
+    pytest.param(FEW, marks=pytest.mark.slow), pytest.param([*FAMILIES, *ADAPTED], marks=pytest.mark.soak),
+], ids=["few", "all"])  # fmt: skip
+def test_gradients_do_not_depend_on_ranks(families, tmp_path):
     """Nor do the merged weights that ranks send where experts have adapters: they are those of the run's exports."""
     run_ranks(tmp_path, *families)
     worlds = {world: Ranks(tmp_path, "families").of(world) for row in FamilyScene.worlds for world in row}

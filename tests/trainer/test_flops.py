@@ -1,7 +1,5 @@
 """Operations by hand, beside what torch counts, of what a trainer rank says; and peaks of cards by their names."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -20,7 +18,7 @@ TINY = DecoderConfig("llama", 40, 16, 32, layers=2, heads=2, key_heads=1, head_d
                      max_positions=64, tied=True)  # fmt: skip
 
 
-def test_operations_by_hand() -> None:
+def test_operations_by_hand():
     shape = DecoderConfig("llama", 10, 4, 8, layers=2, heads=2, key_heads=1, head_dim=2, norm_epsilon=1e-5,
                           max_positions=64, tied=True)  # fmt: skip
     # query, key, value 4 * 8, output 4 * 4, feed-forward 3 * 4 * 8; 5 tokens, 3 of them with a loss
@@ -30,7 +28,7 @@ def test_operations_by_hand() -> None:
     assert shared == 6 * (projections + 10 * 4 * 3 + 2 * 2 * 2 * (9 + 2 * (2 + 2 * 3)))
 
 
-def test_operations_are_those_that_torch_counts_less_what_is_done_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operations_are_those_that_torch_counts_less_what_is_done_twice(monkeypatch):
     monkeypatch.setattr("shared.model.cpu.cpu_decoder.ROWS", 1)  # no stand-ins
     config = TINY
     decoder, length = Decoder(config), 12
@@ -48,13 +46,13 @@ def test_operations_are_those_that_torch_counts_less_what_is_done_twice(monkeypa
     assert counter.get_total_flops() == 3 * packed_flops(config, [length], [-1], loss_tokens) + twice
 
 
-def test_plans_count_the_same_operations() -> None:
+def test_plans_count_the_same_operations():
     lengths = [10, 20]
     assert training_flops(TINY, 30, 500) == 3 * packed_flops(TINY, lengths, [-1, -1], 30)
     assert forward_flops(TINY, 1, 1, 2 * 5) == 2 * TINY.products + 4 * TINY.layers * TINY.heads * TINY.head_dim * 5
 
 
-def test_a_trainer_counts_what_its_micro_batches_hold() -> None:
+def test_a_trainer_counts_what_its_micro_batches_hold():
     """Two completions of one prompt, which is stored once, a sequence of its own, and an empty micro-batch."""
     decoder = Decoder(TINY)
     initialise(decoder, 0)
@@ -71,17 +69,16 @@ def test_a_trainer_counts_what_its_micro_batches_hold() -> None:
     assert sums.flops == 3 * (together + packed_flops(TINY, [5], [-1], 2))
 
 
-def test_speed_by_hand() -> None:
+def test_speed_by_hand():
     sums, stepped = StepSums({}, {}, seconds=3.0, tokens=10, flops=8e12), Stepped(1.0, seconds=1.0)
     assert speed_metrics(sums, stepped, trainers=2, peak_flops=0.0) == {"tflops_per_device": 1.0}
     assert speed_metrics(sums, stepped, trainers=2, peak_flops=4e12) == {"tflops_per_device": 1.0, "mfu": 0.25}
 
 
-@pytest.mark.parametrize(
-    ("card", "tflops"),
-    [("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA H100 NVL", 835), ("NVIDIA H200", 989),
-     ("NVIDIA H20", 148), ("NVIDIA GH200 480GB", 989), ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA B200", 2250),
-     ("NVIDIA L4", 121), ("NVIDIA L40S", 362), ("NVIDIA GeForce RTX 4090", 165), ("Tesla T4", 0), ("", 0)],
-)  # fmt: skip
-def test_peaks(card: str, tflops: float) -> None:
+@pytest.mark.parametrize(("card", "tflops"), [
+    ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756), ("NVIDIA H100 NVL", 835), ("NVIDIA H200", 989),
+    ("NVIDIA H20", 148), ("NVIDIA GH200 480GB", 989), ("NVIDIA A100-SXM4-80GB", 312), ("NVIDIA B200", 2250),
+    ("NVIDIA L4", 121), ("NVIDIA L40S", 362), ("NVIDIA GeForce RTX 4090", 165), ("Tesla T4", 0), ("", 0),
+])  # fmt: skip
+def test_peaks(card, tflops):
     assert peak_of(card) == tflops * 1e12

@@ -62,7 +62,7 @@ def with_column(name: str, source: Decoder, temperature: float) -> list[TrainSeq
     ]
 
 
-def test_tokens_carry_the_values_of_their_completion_and_of_their_segment() -> None:
+def test_tokens_carry_the_values_of_their_completion_and_of_their_segment():
     """Two turns with a reply of two tokens between them: the reply is context, predicted by nothing in the loss."""
     inputs = loss_inputs([sequence([3], [-1.0], 2.0), sequence([4, 5], [-2.0, -3.0], -1.0)], torch.zeros(3))
     assert inputs.behaviour.tolist() == [-1, -2, -3] and inputs.imitated is None
@@ -97,19 +97,19 @@ def test_tokens_carry_the_values_of_their_completion_and_of_their_segment() -> N
          "1 advantages came with 2 segments"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_trained_is_refused(given: TrainSequence, error: type[Exception], named: str) -> None:
+def test_what_cannot_be_trained_is_refused(given, error, named):
     with pytest.raises(error, match=named):
         check(given, sft=False)
 
 
-def test_demonstrations_need_no_log_probs_but_sound_numbers() -> None:
+def test_demonstrations_need_no_log_probs_but_sound_numbers():
     check(make_sequence([1, 2, 5, 6], 2, None, 0.0, 0.5), sft=True)
     for given in (sequence([5], [-1.0], math.nan), sequence([], [])):
         with pytest.raises((NonFinite, RunError)):
             check(given, sft=True)
 
 
-def test_temperature_changes_log_probs_as_sampling_does() -> None:
+def test_temperature_changes_log_probs_as_sampling_does():
     """With behaviour log-probs taken at a temperature, scoring at that temperature finds no difference."""
     decoder, completion = model(0, 1.0), [3, 4, 5]
     for temperature in (0.6, 1.0, 1.3):
@@ -121,14 +121,14 @@ def test_temperature_changes_log_probs_as_sampling_does() -> None:
         assert reply.sums["ratio"] == pytest.approx(3, abs=1e-5) and reply.tokens == 5
 
 
-def test_dummies_alone_give_zero_gradients_for_every_parameter() -> None:
+def test_dummies_alone_give_zero_gradients_for_every_parameter():
     reply, gradients = trained({}, None, [])
     assert reply.sums["tokens"] == reply.sums["loss"] == reply.tokens == 0 and reply.maxima == {}
     assert len(gradients) == len([*model(1).parameters()]) and not any(gradient.any() for gradient in gradients)
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
-def test_regularised_steps_do_not_depend_on_packing(name: str) -> None:
+def test_regularised_steps_do_not_depend_on_packing(name):
     """A reference equal to the policy changes nothing."""
     settings, reference = {"kl": {"weight": 0.3, "gradient": name}, "entropy_bonus": 0.1}, model(2)
     whole, packed = trained(settings, reference)
@@ -144,7 +144,7 @@ def test_regularised_steps_do_not_depend_on_packing(name: str) -> None:
     assert all(torch.equal(each, other) for each, other in zip(same, plain, strict=True))
 
 
-def test_without_kl_and_in_imitation_the_reference_is_not_run() -> None:
+def test_without_kl_and_in_imitation_the_reference_is_not_run():
     """A reference of NaNs: it would spoil whatever it touches. A loss that is not finite is an error."""
     spoilt = model(1, math.nan)
     for settings in ({}, None):
@@ -159,12 +159,12 @@ def test_without_kl_and_in_imitation_the_reference_is_not_run() -> None:
     ("needed", "settings"),
     [("reference model", {"kl": {"weight": 0.5}}), ("value head", {"name": "dro"}), ("teacher", LOCAL)],
 )
-def test_what_the_objective_needs_and_is_not_there_is_an_error(needed: str, settings: dict[str, Any]) -> None:
+def test_what_the_objective_needs_and_is_not_there_is_an_error(needed, settings):
     with pytest.raises(RunError, match=f"needs a {needed}"):
         trained(settings, None if needed == "reference model" else model(2))
 
 
-def test_a_teacher_in_the_trainers_says_what_one_behind_an_address_does() -> None:
+def test_a_teacher_in_the_trainers_says_what_one_behind_an_address_does():
     here, gradients = trained(LOCAL, teacher=model(2), temperature=1.0)
     # the second only keeps up with a rank that has more to do
     there, same = trained(LOCAL, None, with_column("teacher", model(2), 1.0), [], temperature=1.0)
@@ -172,7 +172,7 @@ def test_a_teacher_in_the_trainers_says_what_one_behind_an_address_does() -> Non
     torch.testing.assert_close(same, gradients)
 
 
-def test_the_log_probs_of_the_start_of_a_batch_are_those_of_the_policy() -> None:
+def test_the_log_probs_of_the_start_of_a_batch_are_those_of_the_policy():
     """Recalled from the same weights they change nothing; from others the clip acts against them."""
     settings = {"name": "decoupled_ppo"}
     expected, gradients = trained(settings)
@@ -183,7 +183,7 @@ def test_the_log_probs_of_the_start_of_a_batch_are_those_of_the_policy() -> None
     assert shifted.sums["clipped_low"] + shifted.sums["clipped_high"] > 0
 
 
-def test_a_ground_truth_answer_is_trained_and_was_not_sampled() -> None:
+def test_a_ground_truth_answer_is_trained_and_was_not_sampled():
     """jepo: the reasoning of two completions, then the tokens 9 9; a sequence without log-probs for them."""
     group = [
         make_sequence([1, 2, *reasoning, 9, 9], 2, [-2.0] * len(reasoning), 0.0, 0.5, 7, imitated=2)
@@ -195,7 +195,7 @@ def test_a_ground_truth_answer_is_trained_and_was_not_sampled() -> None:
 
 
 @pytest.mark.parametrize(("value", "slope"), [(0.0, -0.5), (0.5, 0.0), (1.0, 0.5)])
-def test_the_value_head_is_drawn_to_the_mean_reward_of_its_prompt(value: float, slope: float) -> None:
+def test_the_value_head_is_drawn_to_the_mean_reward_of_its_prompt(value, slope):
     """With the policy at its reference the gradient of V is sum_i weight_i (V - r_i), of rewards 1 and 0."""
     decoder, head = model(1), ValueHead(SHAPE.hidden_size, 0.05)
     torch.nn.init.constant_(head.bias, value)

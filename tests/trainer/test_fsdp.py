@@ -65,7 +65,7 @@ def assert_same_step(scene: Ranks, world: int, name: str, case: str, within: flo
 
 @slow
 @pytest.mark.parametrize("name", CASES)
-def test_loss_and_gradients_do_not_depend_on_micro_batches_or_ranks(scene: Ranks, name: str) -> None:
+def test_loss_and_gradients_do_not_depend_on_micro_batches_or_ranks(scene, name):
     """For every way of averaging and every kind of loss; objectives of whole groups however groups are dealt."""
     for world in (2, 4):
         assert_same_step(scene, world, name, name, CUT_ANEW, whole=True)
@@ -74,13 +74,13 @@ def test_loss_and_gradients_do_not_depend_on_micro_batches_or_ranks(scene: Ranks
 
 
 @slow
-def test_one_rank_all_long_and_others_empty_neither_hang_nor_change_the_step(scene: Ranks) -> None:
+def test_one_rank_all_long_and_others_empty_neither_hang_nor_change_the_step(scene):
     for world in (2, 4):
         assert_same_step(scene, world, "adversarial", "group_tokens", CUT_ANEW, whole=True)
 
 
 @slow
-def test_recomputed_activations_large_models_and_replicas_take_the_same_step(scene: Ranks) -> None:
+def test_recomputed_activations_large_models_and_replicas_take_the_same_step(scene):
     for world in WORLDS:
         assert_same_step(scene, world, "recompute", "group_tokens", EXACT)
         assert_same_step(scene, world, "large", "group_tokens", EXACT)
@@ -102,7 +102,7 @@ def test_recomputed_activations_large_models_and_replicas_take_the_same_step(sce
 
 
 @slow
-def test_a_sharded_reference_is_frozen_and_given_back(scene: Ranks) -> None:
+def test_a_sharded_reference_is_frozen_and_given_back(scene):
     """The policy's own loss is that without regularisation."""
     regularised, plain = (alone(scene.folder, name, True)["sums"] for name in ("regularised", "group_tokens"))
     assert regularised["loss"] == pytest.approx(plain["loss"], abs=EXACT) and abs(regularised["regularisation"]) > 0.01
@@ -110,7 +110,7 @@ def test_a_sharded_reference_is_frozen_and_given_back(scene: Ranks) -> None:
 
 
 @slow
-def test_bfloat16_on_one_rank_is_that_of_sharded_ranks(scene: Ranks) -> None:
+def test_bfloat16_on_one_rank_is_that_of_sharded_ranks(scene):
     """One rank rounds weights where it uses them, several where they gather them; gradients add up in float32. What is
     left: within a micro-batch several ranks add the tied head's gradient to the embedding's in bfloat16."""
     [single] = scene.of(1)
@@ -126,7 +126,7 @@ def test_bfloat16_on_one_rank_is_that_of_sharded_ranks(scene: Ranks) -> None:
 
 @slow
 @pytest.mark.parametrize("world", WORLDS)
-def test_memory_types_norms_and_errors_of_a_rank(scene: Ranks, world: int) -> None:
+def test_memory_types_norms_and_errors_of_a_rank(scene, world):
     """Weights, gradients and moments are float32 when computing in bfloat16, gradients add up in memory of their own,
     rows stay in theirs. The norm is over all shards; a NaN, and weights of the step before, are named on every rank."""
     [single] = scene.of(1)
@@ -147,7 +147,7 @@ def test_memory_types_norms_and_errors_of_a_rank(scene: Ranks, world: int) -> No
 
 
 @slow
-def test_two_ranks_write_and_one_two_or_four_read_bitwise_the_same(scene: Ranks, tmp_path: Path) -> None:
+def test_two_ranks_write_and_one_two_or_four_read_bitwise_the_same(scene, tmp_path):
     """What any number of ranks take from a file adds up to what its rank had; training goes on bitwise the same."""
     first, second = scene.of(2)
     written = first["trained"]
@@ -174,7 +174,7 @@ def test_two_ranks_write_and_one_two_or_four_read_bitwise_the_same(scene: Ranks,
 
 @slow
 @pytest.mark.gpu(2)
-def test_two_gpus_take_the_step_of_one_process(tmp_path: Path) -> None:
+def test_two_gpus_take_the_step_of_one_process(tmp_path):
     """Over NCCL; relative distances from float32 on one CPU, by the type of the products."""
     plain = Decoder(WIDE)
     initialise(plain, seed=1)
@@ -189,7 +189,7 @@ def test_two_gpus_take_the_step_of_one_process(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def replicas(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+def replicas(tmp_path_factory):
     """One replica of four ranks and two of two, through the calls of a launch."""
     folder = tmp_path_factory.mktemp("replicas")
     run_ranks(folder, "replicas")
@@ -197,7 +197,7 @@ def replicas(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
 
 
 @pytest.mark.soak
-def test_two_replicas_do_what_one_does_and_resume_from_each_other(replicas: Ranks) -> None:
+def test_two_replicas_do_what_one_does_and_resume_from_each_other(replicas):
     ranks = replicas.of(4)
     for rank in ranks:
         single, two = rank["of 1"], rank["of 2"]
@@ -217,7 +217,7 @@ def test_two_replicas_do_what_one_does_and_resume_from_each_other(replicas: Rank
 
 
 @pytest.mark.soak
-def test_each_row_is_sent_and_saved_once(replicas: Ranks) -> None:
+def test_each_row_is_sent_and_saved_once(replicas):
     ranks, folder = replicas.of(4), replicas.folder
     assert all(rank[way]["delivered"] for rank in ranks for way in ("of 1", "of 2"))
     for name, headers in (("published", 1.0), ("written", 1.3)):
@@ -231,16 +231,11 @@ def test_each_row_is_sent_and_saved_once(replicas: Ranks) -> None:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    ("case", "when", "who", "what"),
-    [
-        ("rate", "after an optimiser step", {1: "1 or 3", 3: "1 or 3"}, "model.embed_tokens.weight, "),
-        ("folder", "after the load of ", {0: "0 or 2", 1: "1 or 3", 2: "0 or 2", 3: "1 or 3"}, "q_proj.weight"),
-    ],
-)
-def test_a_replica_that_differs_stops_the_run_in_that_step(
-    replicas: Ranks, case: str, when: str, who: dict[int, str], what: str
-) -> None:
+@pytest.mark.parametrize(("case", "when", "who", "what"), [
+    ("rate", "after an optimiser step", {1: "1 or 3", 3: "1 or 3"}, "model.embed_tokens.weight, "),
+    ("folder", "after the load of ", {0: "0 or 2", 1: "1 or 3", 2: "0 or 2", 3: "1 or 3"}, "q_proj.weight"),
+])  # fmt: skip
+def test_a_replica_that_differs_stops_the_run_in_that_step(replicas, case, when, who, what):
     for number, rank in enumerate(replicas.of(4)):
         assert rank["none"] == "equal"
         if number in who:

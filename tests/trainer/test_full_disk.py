@@ -1,14 +1,11 @@
 """A run folder: one launch at a time; a full or read-only disk and damaged small files are told with the repair."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -36,7 +33,7 @@ FULL = r"cannot be written \(No space left on device, 0 bytes free\): free disk 
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
+def disk(tmp_path):
     """A disk of 128 kB with nothing left on it but 4 kB that a test may free."""
     if os.geteuid() != 0:
         pytest.skip("mounting a small disk needs root")
@@ -57,7 +54,7 @@ def fill(folder: Path) -> None:
             stream.write(b"x" * 4096)
 
 
-def test_every_writer_of_a_run_names_the_file_the_free_space_and_the_repair(disk: Path) -> None:
+def test_every_writer_of_a_run_names_the_file_the_free_space_and_the_repair(disk):
     MetricsLog(disk / "metrics.jsonl").write(1, {"reward/mean": 0.5, "time/step_s": 1.0})
     append_line(disk / FILE, b"{}")
     fill(disk)
@@ -78,7 +75,7 @@ def test_every_writer_of_a_run_names_the_file_the_free_space_and_the_repair(disk
     assert not list(disk.glob("*.partial"))
 
 
-def test_metric_lines_wait_for_room_and_none_is_lost(disk: Path) -> None:
+def test_metric_lines_wait_for_room_and_none_is_lost(disk):
     log = MetricsLog(disk / "metrics.jsonl")
     log.write(1, {"loss": 1.0})
     fill(disk)
@@ -91,7 +88,7 @@ def test_metric_lines_wait_for_room_and_none_is_lost(disk: Path) -> None:
     assert not log.pending and [row["step"] for row in read_rows(log.path)] == list(range(1, 103))
 
 
-def test_the_oldest_rollouts_make_room_and_a_resume_goes_on_from_what_is_there(tmp_path: Path) -> None:
+def test_the_oldest_rollouts_make_room_and_a_resume_goes_on_from_what_is_there(tmp_path):
     stream = io.StringIO()
 
     def kept(first: int, last: int, keep_bytes: int) -> list[int]:
@@ -110,7 +107,7 @@ def test_the_oldest_rollouts_make_room_and_a_resume_goes_on_from_what_is_there(t
     assert stream.getvalue().count("the oldest files make room") == 2, "told once a launch"
 
 
-def test_lines_of_metrics_that_wait_are_bounded_and_losses_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_lines_of_metrics_that_wait_are_bounded_and_losses_are_told(tmp_path, monkeypatch):
     monkeypatch.setattr(metrics, "MOST_PENDING", 5)
     stream = io.StringIO()
     logger = logger_of(tmp_path, stream)
@@ -129,7 +126,7 @@ def test_lines_of_metrics_that_wait_are_bounded_and_losses_are_told(tmp_path: Pa
     assert stream.getvalue().count("room again") == 1
 
 
-def test_phases_that_cannot_be_written_are_told_once(disk: Path) -> None:
+def test_phases_that_cannot_be_written_are_told_once(disk):
     stream = io.StringIO()
     progress = Progress(stream)
     progress.keep_phases(disk / "phases.jsonl")
@@ -140,7 +137,7 @@ def test_phases_that_cannot_be_written_are_told_once(disk: Path) -> None:
     assert "phases.jsonl cannot be written (No space left on device" in stream.getvalue().replace("\n", " ")
 
 
-def test_a_run_folder_that_cannot_be_written_is_a_setting_to_change(tmp_path: Path) -> None:
+def test_a_run_folder_that_cannot_be_written_is_a_setting_to_change(tmp_path):
     gone = tmp_path / "gone" / "name"
     for write in (lambda: append_line(gone / "rollouts" / "a", b"x"), lambda: write_jsonl(gone / "b", [])):
         with pytest.raises(DiskError, match=rf"cannot be written: {tmp_path}/gone is not there"):
@@ -153,7 +150,7 @@ def test_a_run_folder_that_cannot_be_written_is_a_setting_to_change(tmp_path: Pa
         RunLock(tmp_path / "name")
 
 
-def test_the_lock_of_a_run_on_a_full_disk_is_released_and_a_read_only_folder_refused(disk: Path) -> None:
+def test_the_lock_of_a_run_on_a_full_disk_is_released_and_a_read_only_folder_refused(disk):
     lock = RunLock(disk)
     fill(disk)
     (disk / "lock").write_bytes(b"")
@@ -166,7 +163,7 @@ def test_the_lock_of_a_run_on_a_full_disk_is_released_and_a_read_only_folder_ref
         RunLock(disk / "name")
 
 
-def test_damaged_lines_are_told_at_start_kept_aside_and_left_out(tmp_path: Path) -> None:
+def test_damaged_lines_are_told_at_start_kept_aside_and_left_out(tmp_path):
     record = msgspec.json.encode(EvaluationRecord(1, 1.0, evaluation(1.0, 0.5)))
     (tmp_path / FILE).write_bytes(b"\xff\xfe garbage\n" + record + b"\n[1]\n" + record[:40])
     stage = json.dumps({"version": 1, "stage": 1, "change": "", "retired": []}).encode()
@@ -188,7 +185,7 @@ def test_damaged_lines_are_told_at_start_kept_aside_and_left_out(tmp_path: Path)
         check_folder(tmp_path)
 
 
-def test_a_second_launch_is_refused_and_may_come_later(tmp_path: Path) -> None:
+def test_a_second_launch_is_refused_and_may_come_later(tmp_path):
     first = RunLock(tmp_path / "run")
     with pytest.raises(ConfigError, match="in use by another launch"):
         RunLock(tmp_path / "run")
@@ -198,7 +195,7 @@ def test_a_second_launch_is_refused_and_may_come_later(tmp_path: Path) -> None:
     second.close("exit code 0")
 
 
-def test_a_launch_that_was_killed_is_told_of_by_the_next(tmp_path: Path) -> None:
+def test_a_launch_that_was_killed_is_told_of_by_the_next(tmp_path):
     program = "import os, sys; from pathlib import Path; from trainer.run_lock import RunLock\n"
     program += "lock = RunLock(Path(sys.argv[1])); os.kill(os.getpid(), 9)"
     killed = subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], env={**os.environ, "PYTHONPATH": "."})

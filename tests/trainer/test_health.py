@@ -1,7 +1,5 @@
 """A run stops when training has plainly died, and for nothing that only looks like it."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from operator import itemgetter
 from typing import Any
@@ -34,7 +32,7 @@ def check(
 
 
 @pytest.mark.parametrize("case", read_table("trainer/cases", of="health"), ids=itemgetter("name"))
-def test_training_that_has_plainly_died_stops_the_run_and_nothing_else_does(case: dict[str, Any]) -> None:
+def test_training_that_has_plainly_died_stops_the_run_and_nothing_else_does(case):
     dies = pytest.raises(TrainingDied, match=case["dies"]) if "dies" in case else nullcontext()
     with dies:
         check(**case["step"])

@@ -1,13 +1,10 @@
 """Parquet files and data sets of a Hub as problems, and exports pushed to one: the real clients against a small server
 on this machine, which answers as the Hub documents. Not run against the Hub itself."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import importlib.util
 import json
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -123,7 +120,7 @@ class Hub(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Hub]]:
+def hub(tmp_path, monkeypatch):
     """A Hub of its own, which this process and new ones take for the real one."""
     kind = type("OwnHub", (Hub,), {"files": {}, "pushed": {}, "created": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), kind)
@@ -150,7 +147,7 @@ def write_parquet(path: Path, rows: list[dict[str, Any]]) -> bytes:
 
 @needs_datasets
 @pytest.mark.slow
-def test_a_parquet_file_becomes_the_rows_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parquet_file_becomes_the_rows_of_a_run(tmp_path, monkeypatch):
     """Once: the rows stay what they were. Another file under the same run's name is another file of rows."""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     source = tmp_path / "problems.parquet"
@@ -168,7 +165,7 @@ def test_a_parquet_file_becomes_the_rows_of_a_run(tmp_path: Path, monkeypatch: p
 
 @needs_datasets
 @pytest.mark.slow
-def test_the_name_that_the_documentation_shows_is_read_with_its_own_columns(tmp_path: Path, hub: type[Hub]) -> None:
+def test_the_name_that_the_documentation_shows_is_read_with_its_own_columns(tmp_path, hub):
     """GSM8K as it lies on the Hub: two configurations, question and answer, the number behind ####."""
     rows = [each.row for each in SETS["gsm8k"]]
     body, name = write_parquet(tmp_path / "rows", rows), "hub:openai/gsm8k/main:train"
@@ -188,7 +185,7 @@ def test_the_name_that_the_documentation_shows_is_read_with_its_own_columns(tmp_
     assert [file.name for file in path.parent.iterdir()] == [path.name], "nothing half"
 
 
-def test_no_name_no_file_and_no_library_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_no_name_no_file_and_no_library_are_told(tmp_path, monkeypatch):
     for name in ("hub:", "hub:problems", "hub:o/problems/a/b", "hub:o/:train", "hub:/problems"):
         with pytest.raises(ConfigError, match="write hub:OWNER/NAME"):
             gather_sources(settings(tmp_path, train=name))
@@ -200,7 +197,7 @@ def test_no_name_no_file_and_no_library_are_told(tmp_path: Path, monkeypatch: py
 
 
 @pytest.fixture
-def best(tmp_path: Path) -> Path:
+def best(tmp_path):
     """The export `best` of a run, its card and an evaluation."""
     run = tmp_path / "algebra"
     folder = run / "hf" / "step_7"
@@ -216,7 +213,7 @@ def best(tmp_path: Path) -> Path:
     return run / "best"
 
 
-def test_the_card_tells_where_the_model_is_from_and_no_path_of_this_machine(tmp_path: Path, best: Path) -> None:
+def test_the_card_tells_where_the_model_is_from_and_no_path_of_this_machine(tmp_path, best):
     assert main([str(best)]) == 0
     card = (best / "README.md").read_text()
     assert huggingface_hub.ModelCard(card).data.to_dict() == {
@@ -237,7 +234,7 @@ def test_the_card_tells_where_the_model_is_from_and_no_path_of_this_machine(tmp_
     assert "| problems | hub:o/problems |" in text
 
 
-def test_exports_are_pushed_whole(tmp_path: Path, best: Path, hub: type[Hub], capsys: pytest.CaptureFixture[str]):
+def test_exports_are_pushed_whole(tmp_path, best, hub, capsys):
     assert main([str(best), "o/model"]) == 0, capsys.readouterr().out
     assert hub.pushed == {each.name: each.read_bytes() for each in best.iterdir()} and "README.md" in hub.pushed
     assert hub.created == [{"name": "model", "organization": "o", "visibility": "private", "token": "Bearer hf_own"}]
@@ -253,7 +250,7 @@ def test_exports_are_pushed_whole(tmp_path: Path, best: Path, hub: type[Hub], ca
     assert "error: the Hub did not take" in capsys.readouterr().out
 
 
-def test_a_folder_that_no_run_exported_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_no_run_exported_is_refused(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2 and "is no export of a run" in capsys.readouterr().out
     for arguments in (["a", "b", "--other"], []):
         with pytest.raises(SystemExit, match="2"):

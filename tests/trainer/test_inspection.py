@@ -1,8 +1,6 @@
 """`check` and `--dry-run` read what a launch reads, every row, with the launch's own functions; what they say of data
 and environments before anything is trained."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
@@ -34,7 +32,7 @@ PREPARED: dict[str, Any] = {"model": "made/model", "prepare": {"script": "exampl
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     build(folder, 0, train_tokenizer(["no 5 7 ?"] * 9, 280), 64)
     return str(folder)
@@ -59,7 +57,7 @@ def findings(config: Config, status: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("case", read_table("trainer/inspections"), ids=itemgetter("name"))
-def test_what_a_launch_refuses_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, case: dict[str, Any]):
+def test_what_a_launch_refuses_fails(tmp_path, monkeypatch, model, case):
     """So many good rows and then others."""
     monkeypatch.chdir(tmp_path)
     parity = '@environment("parity")\nclass Parity(Environment):\n    pass\n'
@@ -73,7 +71,7 @@ def test_what_a_launch_refuses_fails(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert re.search(case["message"], text)
 
 
-def test_demonstrations_and_offline_rows_are_read_too(tmp_path: Path, model: str) -> None:
+def test_demonstrations_and_offline_rows_are_read_too(tmp_path, model):
     """All errors are told, each under its name, and the problems are counted all the same."""
     sft = {"demonstrations": written(tmp_path / "sft.jsonl", [TRACE, {"problem": "x"}]), "steps": 1}
     data = {"offline": written(tmp_path / "offline.jsonl", [{"problem": "x", "completion": "y"}])}
@@ -83,7 +81,7 @@ def test_demonstrations_and_offline_rows_are_read_too(tmp_path: Path, model: str
     assert "8 problems" in findings(config, "OK")["data"]
 
 
-def test_what_a_launch_warns_of_is_a_warning(tmp_path: Path, model: str) -> None:
+def test_what_a_launch_warns_of_is_a_warning(tmp_path, model):
     sft = {"demonstrations": written(tmp_path / "sft.jsonl", [TRACE, TRACE | {"completion": "5"}]), "steps": 1}
     data = {"validation": written(tmp_path / "validation.jsonl", GOOD[:3])}
     config = settings(tmp_path, model, GOOD, sft=sft, data=data)
@@ -94,7 +92,7 @@ def test_what_a_launch_warns_of_is_a_warning(tmp_path: Path, model: str) -> None
     assert fine["SFT"] == f"2 of {sft['demonstrations']}" and not findings(config, "FAIL")
 
 
-def test_a_dry_run_ends_with_the_error_of_a_launch(tmp_path: Path, model: str, capsys: pytest.CaptureFixture[str]):
+def test_a_dry_run_ends_with_the_error_of_a_launch(tmp_path, model, capsys):
     faults = [{"problem": "x", "anwser": "1"}] * 7 + [{"problem": "x", "answer": "1", "language": "english"}] * 2
     config = settings(tmp_path, model, [*GOOD, *faults])
     (tmp_path / "s.toml").write_text(f'runs_dir = "{config.runs_dir}"\n[model]\npath = "{model}"\nmax_tokens = 900\n')
@@ -109,7 +107,7 @@ def test_a_dry_run_ends_with_the_error_of_a_launch(tmp_path: Path, model: str, c
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_template_that_cannot_be_used_fails(tmp_path: Path) -> None:
+def test_a_template_that_cannot_be_used_fails(tmp_path):
     build(tmp_path / "model", 0, train_tokenizer(["no 5 7 ?"] * 9, 280), 64)
     path = tmp_path / "model" / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": ""}))
@@ -118,7 +116,7 @@ def test_a_template_that_cannot_be_used_fails(tmp_path: Path) -> None:
     assert "has no chat template" in failed["template"]
 
 
-def test_what_is_not_there_yet_is_named(tmp_path: Path) -> None:
+def test_what_is_not_there_yet_is_named(tmp_path):
     config = settings(tmp_path, train=GOOD, data={"validation": "made/v.jsonl"}, **PREPARED)
     result = inspect(config)
     result.raise_first()
@@ -130,7 +128,7 @@ def test_what_is_not_there_yet_is_named(tmp_path: Path) -> None:
         inspect(config).raise_first()
 
 
-def test_generated_and_fetched_rows_leave_nothing_behind(tmp_path: Path, model: str, monkeypatch: pytest.MonkeyPatch):
+def test_generated_and_fetched_rows_leave_nothing_behind(tmp_path, model, monkeypatch):
     datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_list([*GOOD, {"problem": "x", "answer": "proof"}]).to_parquet(str(tmp_path / "r.parquet"))
     config = settings(tmp_path, model, GOOD, data={"train": str(tmp_path / "r.parquet")})
@@ -158,7 +156,7 @@ def rows_of(config: Config) -> list[Any]:
     return result.environments
 
 
-def test_environments_and_their_problems_are_told(tmp_path: Path) -> None:
+def test_environments_and_their_problems_are_told(tmp_path):
     limits = {"max_turns": 3, "turn_tokens": 9}
     config = with_environments(tmp_path, "guess", "guess", None, "retry", environment=limits)
     first, second, third = environment_lines(config, rows_of(config))
@@ -169,14 +167,14 @@ def test_environments_and_their_problems_are_told(tmp_path: Path) -> None:
     assert findings(with_environments(tmp_path, "guess"), "OK")["environments"] == "guess 1 problems of data.train"
 
 
-def test_data_without_environments_is_planned_without_a_word_of_them(tmp_path: Path) -> None:
+def test_data_without_environments_is_planned_without_a_word_of_them(tmp_path):
     config = with_environments(tmp_path, None)
     assert rows_of(config) == [] == list(room_lines(config, [])) == environment_rows([])
     assert "\nenvironments\n" not in plan_text(config) and "environments" not in findings(config, "OK")
     assert rows_of(with_environments(tmp_path, data={"train": "made/not_yet.jsonl"})) == []
 
 
-def test_a_launch_names_file_and_line_too(tmp_path: Path) -> None:
+def test_a_launch_names_file_and_line_too(tmp_path):
     config = with_environments(tmp_path, "guess", "gues")
 
     class Episodes:
@@ -190,7 +188,7 @@ def test_a_launch_names_file_and_line_too(tmp_path: Path) -> None:
         asyncio.run(start_episodes(Episodes(), [file], file.problems))
 
 
-def test_the_longest_episode_is_compared_with_what_the_model_takes(tmp_path: Path) -> None:
+def test_the_longest_episode_is_compared_with_what_the_model_takes(tmp_path):
     """ours: <|user|>..<|assistant|> is 2 tokens around a text, and between turns too; "???" has 3 tokens. A template
     that rewrites its history is told before a launch."""
     chat_of(tmp_path, "ours")

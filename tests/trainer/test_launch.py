@@ -1,8 +1,6 @@
 """What `python -m trainer` gives the ranks that it starts (that they train: tests/system); and a session: the ranks of
 a launch in this process, called by the same clients, with the same proofs."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import json
@@ -48,28 +46,27 @@ print("went on")
 
 
 @pytest.fixture
-def command() -> Any:
+def command():
     """Imported late: it sets variables as it is imported."""
     return importlib.import_module("trainer.__main__")
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def started(monkeypatch):
     """(ranks, command, environment) of the ranks that would have been started; they end with 7."""
     given: list[Any] = []
     monkeypatch.setattr(node, "run_ranks", lambda *arguments: given.append(arguments) or 7)
     return given
 
 
-@pytest.mark.parametrize(
-    ("installed", "gpu", "before", "expected"),
-    [(ALLOCATOR, False, {}, ALLOCATOR), (ALLOCATOR, False, {"LD_PRELOAD": "mine.so"}, "mine.so"),
-     (ALLOCATOR, True, {}, None), ("", False, {}, None)],
-)  # fmt: skip
+@pytest.mark.parametrize(("installed", "gpu", "before", "expected"), [
+    (ALLOCATOR, False, {}, ALLOCATOR), (ALLOCATOR, False, {"LD_PRELOAD": "mine.so"}, "mine.so"),
+    (ALLOCATOR, True, {}, None), ("", False, {}, None),
+])  # fmt: skip
 def test_ranks_on_a_cpu_start_with_tcmalloc_where_it_is_installed(
-    monkeypatch: pytest.MonkeyPatch, command: Any, started: list[Any], installed: str, gpu: bool,
-    before: dict[str, str], expected: str | None,
-) -> None:  # fmt: skip
+    monkeypatch, command, started, installed, gpu,
+    before, expected
+):  # fmt: skip
     monkeypatch.setattr(processor, "spare_allocator", lambda: installed)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr(os, "environ", dict(before))
@@ -79,9 +76,7 @@ def test_ranks_on_a_cpu_start_with_tcmalloc_where_it_is_installed(
     assert environment.get("LD_PRELOAD") == expected and environment["OMP_NUM_THREADS"] == "1"
 
 
-def test_under_torchrun_the_first_process_of_a_node_is_the_parent_of_its_ranks(
-    monkeypatch: pytest.MonkeyPatch, command: Any, started: list[Any]
-) -> None:
+def test_under_torchrun_the_first_process_of_a_node_is_the_parent_of_its_ranks(monkeypatch, command, started):
     monkeypatch.setattr(command.watchdog, "die_with_parent", lambda: None)
     for local in range(2):
         for name, value in {"RANK": 3 + local, "LOCAL_RANK": local, "WORLD_SIZE": 5, "LOCAL_WORLD_SIZE": 2}.items():
@@ -92,7 +87,7 @@ def test_under_torchrun_the_first_process_of_a_node_is_the_parent_of_its_ranks(
 
 
 @pytest.mark.parametrize("case", read_table("trainer/cases", of="nodes"), ids=itemgetter("name"))
-def test_impossible_nodes_are_refused(command: Any, capsys: pytest.CaptureFixture[str], case: dict[str, Any]) -> None:
+def test_impossible_nodes_are_refused(command, capsys, case):
     try:
         code = command.main(["configs/quickstart.toml", *case["options"]])
     except SystemExit as end:
@@ -101,33 +96,28 @@ def test_impossible_nodes_are_refused(command: Any, capsys: pytest.CaptureFixtur
     assert code == 2 and case["message"] in printed and len(printed.splitlines()) == 1
 
 
-def test_options_of_nodes_may_stand_anywhere(command: Any) -> None:
+def test_options_of_nodes_may_stand_anywhere(command):
     words = ["--nnodes", "2", "a.toml", "--seed=3", "--node_rank=1", "--steps", "7", "--master-addr=::1"]
     assert command.take_nodes(words) == (Nodes(2, 1, "::1", 29500), ["a.toml", "--seed=3", "--steps", "7"])
 
 
 @pytest.mark.timeout(900)
-def test_a_signal_while_libraries_are_imported_ends_the_launch(root: Path) -> None:
+def test_a_signal_while_libraries_are_imported_ends_the_launch(root):
     words, environment = [sys.executable, "-c", SWALLOWS], {**os.environ, "PYTHONPATH": str(root)}
     run = subprocess.run(words, cwd=root, env=environment, capture_output=True, timeout=600, check=False)
     assert (run.returncode, run.stdout, run.stderr) == (130, b"", b"stopped\n")
 
 
-@pytest.mark.parametrize(
-    ("option", "named"),
-    [
-        ("--placement.trainers=2", "several trainers"),
-        ("--objective.kl.weight=0.1", "reference policy"),
-        ("--reward.corectness=1", "reward.correctness"),
-        ("--model.path=", "model.path is not set"),
-    ],
-)
-def test_what_a_session_does_not_have_is_refused_before_anything_starts(option: str, named: str) -> None:
+@pytest.mark.parametrize(("option", "named"), [
+    ("--placement.trainers=2", "several trainers"), ("--objective.kl.weight=0.1", "reference policy"),
+    ("--reward.corectness=1", "reward.correctness"), ("--model.path=", "model.path is not set"),
+])  # fmt: skip
+def test_what_a_session_does_not_have_is_refused_before_anything_starts(option, named):
     with pytest.raises(ConfigError, match=named):
         Session("configs/quickstart.toml", option)
 
 
-def test_a_folder_with_a_run_is_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_a_run_is_left_alone(tmp_path):
     session = Session("configs/quickstart.toml", f"--runs_dir={tmp_path}", "--name=taken")
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "metrics.jsonl").write_text('{"step": 1}\n')
@@ -172,7 +162,7 @@ def session_with_faults(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_session_takes_steps_and_raises_what_its_calls_raise_and_weights_that_do_not_arrive(tmp_path: Path) -> None:
+def test_a_session_takes_steps_and_raises_what_its_calls_raise_and_weights_that_do_not_arrive(tmp_path):
     in_fresh_process(session_with_faults, tmp_path)
 
 
@@ -184,7 +174,7 @@ def learn(folder: Path) -> list[float]:
 @pytest.mark.soak  # in make test: the test above has a real engine
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_example_learns_with_a_real_engine_and_proves_its_updates(tmp_path: Path) -> None:
+def test_the_example_learns_with_a_real_engine_and_proves_its_updates(tmp_path):
     means = in_fresh_process(learn, tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "loop" / "metrics.jsonl").read_text().splitlines()]
     assert len(means) == len(rows) == 20 and means[-1] > means[0] + 0.2

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -209,7 +208,7 @@ class Simulation:
 @given(
     level=st.integers(0, 3), window=st.integers(1, 13), seed=st.integers(0, 1000), no_signal=st.sampled_from([0.0, 0.4])
 )
-def test_age_is_bounded_nothing_is_dropped_and_slots_balance(level: int, window: int, seed: int, no_signal: float):
+def test_age_is_bounded_nothing_is_dropped_and_slots_balance(level, window, seed, no_signal):
     window = window if level else min(window, P)
     simulation = Simulation(make_config(max_async_level=level, reorder_window=window), seed, no_signal).run()
     ledger = simulation.ledger
@@ -304,7 +303,7 @@ def test_an_interrupted_take_gives_its_groups_back():
     assert ledger.state().overtaken == [ledger.stages.now.window, 0, 0, 0], "what was taken goes first"
 
 
-def test_the_saved_state_holds_partial_completions_and_goes_on(tmp_path: Path):
+def test_the_saved_state_holds_partial_completions_and_goes_on(tmp_path):
     ledger = make_ledger(6, ready=[1], max_async_level=1)
     ledger.receive(end(ledger.groups[0].completions[0], [0]))
     running = ledger.groups[2].completions[1]
@@ -330,7 +329,7 @@ def with_objective(objective: dict[str, Any]) -> Ledger:
     return Ledger(Stages(make_config(max_async_level=1).model_copy(update={"objective": objective})))
 
 
-def test_groups_that_a_new_filter_drops_give_their_slots_back_on_a_resume() -> None:
+def test_groups_that_a_new_filter_drops_give_their_slots_back_on_a_resume():
     before = opened(with_objective({"filter_groups_by": "off"}), 3)
     finish_group(before, 0, [1.0, 1.0])
     assert before.ready() == 1
@@ -340,7 +339,7 @@ def test_groups_that_a_new_filter_drops_give_their_slots_back_on_a_resume() -> N
 
 
 @pytest.mark.parametrize(("teacher", "asked"), [("", [(1, 0), (1, 1)]), ("one", []), ("two", [(1, 0), (1, 1)])])
-def test_another_teacher_is_asked_about_what_has_ended(teacher: str, asked: list[tuple[int, int]]):
+def test_another_teacher_is_asked_about_what_has_ended(teacher, asked):
     """Log-probs of one model are never trained as those of another, nor left over where there is none any more."""
 
     def taught_by(name: str) -> Ledger:
@@ -396,7 +395,7 @@ async def play(ledger: Ledger, seed: int) -> tuple[list[int], bytes]:
 
 @settings(max_examples=25)
 @given(seed=st.integers(0, 10_000), window=st.sampled_from([1, 4, 13]))
-def test_counting_in_front_is_counting_all(seed: int, window: int) -> None:
+def test_counting_in_front_is_counting_all(seed, window):
     config = make_config(max_async_level=3, reorder_window=window, steps=2_500)
     taken, state = asyncio.run(play(Ledger(Stages(config)), seed))
     assert (taken, state) == asyncio.run(play(Thorough(Stages(config)), seed))
@@ -414,8 +413,8 @@ def held_back(level: int, fixed_staleness: bool = True, stages: Sequence[dict[st
     stop_after=st.integers(1, 4000) | st.just(0),
 )  # fmt: skip
 def test_held_back_every_token_has_the_same_age_whoever_is_faster_also_after_an_interruption(
-    level: int, seed: int, no_signal: float, train_ticks: int, publish_ticks: int, stop_after: int
-) -> None:
+    level, seed, no_signal, train_ticks, publish_ticks, stop_after
+):
     config, speeds = held_back(level), (no_signal, train_ticks, publish_ticks)
     parts = [Simulation(config, seed, *speeds, stop_after=stop_after).run()]
     if parts[0].saved:
@@ -429,13 +428,13 @@ def test_held_back_every_token_has_the_same_age_whoever_is_faster_also_after_an_
     assert not ledger.groups and ledger.busy_slots == 0
 
 
-def test_not_held_back_the_faster_side_decides() -> None:
+def test_not_held_back_the_faster_side_decides():
     """A trainer without delay brings new weights to completions under way: most batches hold younger tokens too."""
     ages = Simulation(held_back(2, fixed_staleness=False), seed=0, train_ticks=0, publish_ticks=0).run().token_ages
     assert sum(ages[version] != {2} for version in range(2, 20)) > 9
 
 
-def test_held_back_stages_end_and_begin_with_their_own_ages() -> None:
+def test_held_back_stages_end_and_begin_with_their_own_ages():
     """The first ends by a condition, with batches ahead already complete; the others by their step and the run's
     end. Ages begin again from 0 in each."""
     stages = [
@@ -452,7 +451,7 @@ def test_held_back_stages_end_and_begin_with_their_own_ages() -> None:
         assert ages == [min(version - begun[number], [2, 1, 3][number])] * len(batch)
 
 
-def test_held_back_a_batch_waits_for_those_after_it_unless_the_stage_or_the_run_ends() -> None:
+def test_held_back_a_batch_waits_for_those_after_it_unless_the_stage_or_the_run_ends():
     async def waiting(level: int, ready: int) -> tuple[Ledger, asyncio.Future[Any]]:
         """A batch that is asked for, and does not come yet: eight groups are open, of which so many are ready."""
         ledger = opened(Ledger(Stages(held_back(level))), 8, range(ready))

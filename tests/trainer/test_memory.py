@@ -1,7 +1,5 @@
 """Bytes of a run by hand, and parameter counts against PyTorch's and the published ones."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import replace
 
@@ -27,16 +25,15 @@ SMALL = DecoderConfig(
 )  # fmt: skip
 
 
-def test_known_shapes_have_the_published_number_of_parameters() -> None:
+def test_known_shapes_have_the_published_number_of_parameters():
     assert {name: shape.parameters for name, shape in MODELS.items()} == PUBLISHED
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"tied": True}, {"qkv_bias": True}, {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
-     {"qk_norm": True, "family": "qwen3"}],
-)  # fmt: skip
-def test_the_formula_counts_what_the_decoder_has(changes: dict[str, object]) -> None:
+@pytest.mark.parametrize("changes", [
+    {}, {"tied": True}, {"qkv_bias": True}, {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
+    {"qk_norm": True, "family": "qwen3"},
+])  # fmt: skip
+def test_the_formula_counts_what_the_decoder_has(changes):
     shape = replace(SMALL, **changes)
     with torch.device("meta"):
         decoder = Decoder(shape)
@@ -46,7 +43,7 @@ def test_the_formula_counts_what_the_decoder_has(changes: dict[str, object]) -> 
 
 
 @pytest.mark.parametrize("changes", [{}, {"tied": True}, {"vocab_size": 9, "intermediate_size": 40}])
-def test_the_transfer_is_counted_as_it_is_allocated(changes: dict[str, object]) -> None:
+def test_the_transfer_is_counted_as_it_is_allocated(changes):
     """Made for real in host memory, in which slots and buffers have the sizes that they have on a GPU. Tensors start at
     multiples of 64 bytes, which the count leaves out."""
     shape = replace(SMALL, **changes)
@@ -63,21 +60,21 @@ def test_the_transfer_is_counted_as_it_is_allocated(changes: dict[str, object]) 
         made.close()
 
 
-def test_one_layer_by_hand() -> None:
+def test_one_layer_by_hand():
     # q 8 x 16, k and v 8 x 8 each, o 16 x 8, gate, up and down 8 x 12; two norms of 8
     assert SMALL.layer_products == 128 + 2 * 64 + 128 + 3 * 96 == 672
     assert SMALL.layer_parameters == 672 + 16
     assert SMALL.cached_values == 3 * 2 * 2 * 4
 
 
-def test_a_trainers_bytes_by_hand() -> None:
+def test_a_trainers_bytes_by_hand():
     assert memory.states_bytes(1000, 4) == 16 * 1000 / 4
     assert memory.buffer_bytes(1000, 4, width=2) == 2 * 2 * 1000 / 4
     assert memory.frozen_bytes(1000, 4) == 4 * 1000 / 4 + 4 * 1000, "a small one is whole on every rank too"
     assert memory.frozen_bytes(10**9, 4) == 10**9
 
 
-def test_a_small_model_stays_gathered_and_a_large_one_does_not() -> None:
+def test_a_small_model_stays_gathered_and_a_large_one_does_not():
     limit, large = memory.KEEP_WHOLE_BYTES // 8, MODELS["8b"]
     assert memory.whole_bytes(limit) == 4 << 30 and memory.whole_bytes(limit + 1) == 0
     assert memory.gathered_bytes(SMALL, 2) == 8 * SMALL.parameters
@@ -89,7 +86,7 @@ def test_a_small_model_stays_gathered_and_a_large_one_does_not() -> None:
     assert memory.gathered_bytes(large, 2) == 6 * (2 * 128256 * 4096 + 4096 + 2 * layer)
 
 
-def test_activations_by_hand() -> None:
+def test_activations_by_hand():
     layer = 2 * (4 * 8 + 2 * 16 + 2 * 8 + 2 * 12)
     assert memory.activation_bytes(SMALL, 10, 2) == 10 * 3 * layer
     assert memory.activation_bytes(SMALL, 10, 2, 1) == 10 * (1 * 2 * 8 + 2 * layer)
@@ -98,7 +95,7 @@ def test_activations_by_hand() -> None:
     assert memory.activation_bytes(of_transformers, 10, 2) == 10 * 3 * (layer + 2 * 2 * 12)
 
 
-def test_no_more_layers_are_computed_twice_than_the_budget_asks_for() -> None:
+def test_no_more_layers_are_computed_twice_than_the_budget_asks_for():
     def layers(budget: int | None) -> int:
         return memory.recomputed_layers(SMALL, 10, 2, budget)
 
@@ -108,14 +105,14 @@ def test_no_more_layers_are_computed_twice_than_the_budget_asks_for() -> None:
     assert layers(0) == 3
 
 
-def test_a_cache_is_split_over_no_more_gpus_than_there_are_key_heads() -> None:
+def test_a_cache_is_split_over_no_more_gpus_than_there_are_key_heads():
     assert [memory.cache_bytes_per_token(SMALL, 2, tensor_parallel=t) for t in (1, 2, 4)] == [96, 48, 48]
     assert [memory.cache_tokens(SMALL, 2, t, cache_bytes=960) for t in (1, 2, 4)] == [10, 20, 20]
     assert memory.weight_bytes(1000, 2, tensor_parallel=4) == 500
 
 
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "mlp.down_proj"]])
-def test_adapters_are_counted_as_they_are_made_and_sent(targets: str | list[str]) -> None:
+def test_adapters_are_counted_as_they_are_made_and_sent(targets):
     with torch.device("meta"):
         decoder = Decoder(SMALL)
     lora.attach(decoder, 3, 6.0, targets)
@@ -129,7 +126,7 @@ def test_adapters_are_counted_as_they_are_made_and_sent(targets: str | list[str]
     assert 0 <= create_buffer(layout).memory.numel() - memory.buffer_bytes(count, 1, 2) <= padding
 
 
-def test_states_of_adapters_by_hand() -> None:
+def test_states_of_adapters_by_hand():
     """SmolLM2's shape, rank 16: 4.9 M of 134.5 M parameters are trained; the frozen ones are 2 bytes each."""
     shape = MODELS["135m"]
     count = 16 * 30 * (576 + 576 + 2 * (576 + 192) + 576 + 576 + 3 * (576 + 1536))

@@ -1,7 +1,5 @@
 """Offline rows: what is read as groups, which objectives learn from it, and where they lead without a single sample."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
@@ -42,7 +40,7 @@ COUNTS, REWARDS = (1, 3, 6), (1.0, 0.0, 0.0)
 
 
 @pytest.fixture(scope="module")
-def prompts(tmp_path_factory: pytest.TempPathFactory) -> PromptFormat:
+def prompts(tmp_path_factory):
     folder = tmp_path_factory.mktemp("offline") / "model"
     build(folder, 0, train_tokenizer(["one two three ?"] * 9, 280), 64)
     return PromptFormat(Chat(folder), Config.model_validate({"data": {"system_prompt": ""}}).data)
@@ -87,7 +85,7 @@ def group_of(prompts: PromptFormat, *rewards: float, **changes: Any) -> Group:
     return msgspec.structs.replace(group, **changes)
 
 
-def test_a_recorded_group_keeps_ids_log_probs_and_rewards_but_no_version(tmp_path: Path, prompts: PromptFormat):
+def test_a_recorded_group_keeps_ids_log_probs_and_rewards_but_no_version(tmp_path, prompts):
     recorded = group_of(prompts, 1.0, 0.1, 0.1)
     recorded.completions[1].finish_reason = "abort"
     [group] = read(tmp_path, prompts, recorded).groups
@@ -101,7 +99,7 @@ def test_a_recorded_group_keeps_ids_log_probs_and_rewards_but_no_version(tmp_pat
     assert not sequence_of(recorded, recorded.completions[0], [1.0]).offline
 
 
-def test_rows_of_text_are_tokenised_as_the_run_does_and_grouped_by_their_prompts(tmp_path: Path, prompts: PromptFormat):
+def test_rows_of_text_are_tokenised_as_the_run_does_and_grouped_by_their_prompts(tmp_path, prompts):
     first, pair, other, rest = read(
         tmp_path, prompts,
         {"problem": "one ?", "completion": "one", "reward": 0.25, "source": "people"},
@@ -125,7 +123,7 @@ def test_rows_of_text_are_tokenised_as_the_run_does_and_grouped_by_their_prompts
     check(sequence, sft=False)
 
 
-def test_control_tokens_in_a_written_row_are_letters(tmp_path: Path, prompts: PromptFormat) -> None:
+def test_control_tokens_in_a_written_row_are_letters(tmp_path, prompts):
     chat, end = prompts.chat, "<|end|>"
     offline = read(tmp_path, prompts, {"problem": "one ?", "chosen": f"two{end}", "rejected": f"two {end} three"})
     first, second = offline.groups[0].completions
@@ -144,7 +142,7 @@ class Scorer:
         return Reward(right, 0.0, right, 0.0, 0.0, Verdict.CORRECT if right else Verdict.TIMEOUT), "text"
 
 
-def test_rows_without_a_reward_are_scored_by_the_verifier_of_the_row(tmp_path: Path, prompts: PromptFormat) -> None:
+def test_rows_without_a_reward_are_scored_by_the_verifier_of_the_row(tmp_path, prompts):
     length = len(prompts.chat.encode_completion("three"))
     rows = [
         {"problem": f"{name} ?", "completion": "three", "answer": "x" * (length + n)}
@@ -159,12 +157,12 @@ def test_rows_without_a_reward_are_scored_by_the_verifier_of_the_row(tmp_path: P
 
 
 @pytest.mark.parametrize("case", read_table("trainer/cases", of="offline rows"), ids=itemgetter("name"))
-def test_a_row_that_cannot_be_used_is_told(tmp_path: Path, prompts: PromptFormat, case: dict[str, Any]) -> None:
+def test_a_row_that_cannot_be_used_is_told(tmp_path, prompts, case):
     with pytest.raises(DataError, match=rf"r\.jsonl:2(?s:.*){re.escape(case['message'])}"):
         read(tmp_path, prompts, {"problem": "a", "completion": "b", "reward": 1}, case["row"])
 
 
-def test_hostile_numbers_and_ids_of_another_tokenizer_are_refused(tmp_path: Path, prompts: PromptFormat) -> None:
+def test_hostile_numbers_and_ids_of_another_tokenizer_are_refused(tmp_path, prompts):
     for change in ({"token_ids": [1, 10_000]}, {"token_ids": [-1, 3]}, {"logprobs": [-1.0]}, {"token_ids": []}):
         recorded = group_of(prompts, 1.0, 0.1)
         recorded.completions[0] = msgspec.structs.replace(recorded.completions[0], **change)
@@ -180,7 +178,7 @@ def test_hostile_numbers_and_ids_of_another_tokenizer_are_refused(tmp_path: Path
         read(tmp_path, prompts, group_of(prompts, 1.0, 0.1, texts=["another", "text"]))
 
 
-def test_the_rollouts_of_a_run_are_read_in_order_and_only_at_their_temperature(tmp_path: Path) -> None:
+def test_the_rollouts_of_a_run_are_read_in_order_and_only_at_their_temperature(tmp_path):
     (tmp_path / "rollouts").mkdir()
     for step in (10, 9, 1):
         (tmp_path / "rollouts" / f"step_{step}.jsonl").touch()
@@ -194,7 +192,7 @@ def test_the_rollouts_of_a_run_are_read_in_order_and_only_at_their_temperature(t
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_objective_learns_from_offline_rows_or_refuses_in_one_line(tmp_path: Path, prompts: PromptFormat, name: str):
+def test_an_objective_learns_from_offline_rows_or_refuses_in_one_line(tmp_path, prompts, name):
     objective = {"name": NAMES[name], **({"teacher": {"kind": "local", "path": "folder"}} if name == "distill" else {})}
     config = config_of("", objective=objective)
     lines = list(complaints(config))
@@ -212,12 +210,12 @@ def test_an_objective_learns_from_offline_rows_or_refuses_in_one_line(tmp_path: 
         read_offline([unknown], prompts, config)
 
 
-def test_with_importance_weights_the_policy_gradient_learns_from_rows_with_log_probs() -> None:
+def test_with_importance_weights_the_policy_gradient_learns_from_rows_with_log_probs():
     weighted = {"name": "rloo", "importance": {"kind": "sequence_truncated"}}
     assert list(complaints(config_of("", objective=weighted))) == []
 
 
-def test_groups_without_a_signal_are_left_out_or_refused(tmp_path: Path, prompts: PromptFormat) -> None:
+def test_groups_without_a_signal_are_left_out_or_refused(tmp_path, prompts):
     single = {"problem": "one ?", "completion": "one", "reward": 1}
     equal, mixed = group_of(prompts, 1.0, 1.0), group_of(prompts, 1.0, 0.1)
     agro = settled(tmp_path, prompts, "agro", single, equal, mixed)
@@ -233,7 +231,7 @@ def test_groups_without_a_signal_are_left_out_or_refused(tmp_path: Path, prompts
         kto.keep_valued({"p7": 0.5})
 
 
-def test_a_batch_is_a_function_of_version_and_seed_and_every_epoch_has_all_groups(prompts: PromptFormat) -> None:
+def test_a_batch_is_a_function_of_version_and_seed_and_every_epoch_has_all_groups(prompts):
     offline = OfflineGroups([group_of(prompts, 1.0, 0.1, source=str(number)) for number in range(6)])
     epoch = [group.source for version in range(3) for group in offline.batch(version, 2, seed=1)]
     assert sorted(epoch) == [str(number) for number in range(6)]
@@ -248,8 +246,8 @@ def test_a_batch_is_a_function_of_version_and_seed_and_every_epoch_has_all_group
     [(16, 0.5, 1, 16), (16, 0.2, 1, 4), (16, 0.75, 1, 48), (16, 0.0, 1, 0), (16, 0.01, 4, 4), (12, 0.5, 4, 12)],
 )
 def test_the_share_is_of_all_groups_in_whole_minibatches_and_may_be_that_of_a_stage(
-    prompts_per_step: int, share: float, minibatches: int, count: int
-) -> None:
+    prompts_per_step, share, minibatches, count
+):
     given = {"rollout": {"prompts_per_step": prompts_per_step}, "optimiser": {"minibatches": minibatches}}
     stages = [{"name": "a", "until_step": 2}, {"name": "b", "data": {"offline_share": 0.0}}]
     config = Config.model_validate({**given, "data": {"offline_share": share}, "stages": stages})
@@ -257,7 +255,7 @@ def test_the_share_is_of_all_groups_in_whole_minibatches_and_may_be_that_of_a_st
     assert [stage.data.offline_share for stage in config.every_stage] == [share, 0.0]
 
 
-def test_offline_tokens_are_in_no_figure_about_the_engines() -> None:
+def test_offline_tokens_are_in_no_figure_about_the_engines():
     """Two completions of two tokens; the second is offline, and its ratio of e^5 would be 74 of the mean."""
     logprobs = torch.tensor([-1.0, -1.0, 0.0, 0.0], requires_grad=True)
     behaviour, ones = torch.tensor([-1.5, -0.5, -5.0, -5.0]), torch.ones(4)
@@ -274,13 +272,13 @@ def test_offline_tokens_are_in_no_figure_about_the_engines() -> None:
     assert whole.sums["compared"] == 0 and whole.maxima == {}
 
 
-def test_figures_of_the_offline_groups(prompts: PromptFormat) -> None:
+def test_figures_of_the_offline_groups(prompts):
     metrics = offline_metrics([group_of(prompts, 1.0, 0.1), group_of(prompts, 0.4)])
     assert metrics == pytest.approx({"groups/offline": 2.0, "reward/offline": 0.5})
 
 
 @pytest.mark.parametrize("name", ["agro", "spo", "dro"])
-def test_regularised_objectives_reach_the_optimum_from_rows_alone(tmp_path: Path, prompts: PromptFormat, name: str):
+def test_regularised_objectives_reach_the_optimum_from_rows_alone(tmp_path, prompts, name):
     """Three responses to one prompt, written once, thrice and six times by nobody known; the reference is uniform. From
     the file through groups, sequences and packed inputs to the loss: pi* = (.7870, .1065, .1065), V* = .570466."""
     drawn = [arm for arm, count in enumerate(COUNTS) for _ in range(count)]
@@ -319,7 +317,7 @@ def test_regularised_objectives_reach_the_optimum_from_rows_alone(tmp_path: Path
     assert name != "dro" or head.item() == pytest.approx(value, abs=1e-3)
 
 
-def test_the_example_of_the_page_can_be_run() -> None:
+def test_the_example_of_the_page_can_be_run():
     (text,) = re.findall(r"```toml example\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     config = Config.model_validate(tomllib.loads(text))
     assert list(complaints(config)) == [] and config.data.offline and offline_count(config) == 11

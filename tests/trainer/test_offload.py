@@ -1,7 +1,5 @@
 """Memory that moves to the host and back: the same objects, the same bits, nothing in between."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -36,12 +34,12 @@ def trained(turns: bool) -> list[torch.Tensor]:
     return [*decoder.parameters(), *(state[key] for state in made.state.values() for key in ("exp_avg", "exp_avg_sq"))]
 
 
-def test_steps_with_turns_between_them_are_the_same_to_the_bit() -> None:
+def test_steps_with_turns_between_them_are_the_same_to_the_bit():
     for plain, turned in zip(trained(False), trained(True), strict=True):
         assert torch.equal(plain.view(torch.int32), turned.view(torch.int32))
 
 
-def test_every_bit_comes_back() -> None:
+def test_every_bit_comes_back():
     """NaN with its payload, negative zero, and memory that two tensors share. On a CPU torch cannot give back memory
     that numpy has seen: it becomes NaN meanwhile."""
     bits = torch.randint(-(2**31), 2**31 - 1, (1000,), dtype=torch.int32)
@@ -56,7 +54,7 @@ def test_every_bit_comes_back() -> None:
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_the_memory_is_free_meanwhile() -> None:
+def test_on_a_gpu_the_memory_is_free_meanwhile():
     tensor = torch.randn(64 << 20, device="cuda")
     before, expected, host = torch.cuda.memory_reserved(), tensor.cpu(), HostMemory()
     host.offload([tensor])

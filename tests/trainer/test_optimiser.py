@@ -12,7 +12,7 @@ from trainer.schedule import learning_rate, warm_and_decay
 from trainer.step.optimiser import clip, describe_dtypes, make_optimiser, reset, step_count, update
 
 
-def test_learning_rate_warms_up_to_the_peak_and_decays_to_its_share() -> None:
+def test_learning_rate_warms_up_to_the_peak_and_decays_to_its_share():
     rates = [warm_and_decay(step, 7, 1.0, 2, 0.2) for step in range(8)]
     assert rates == pytest.approx([0.5, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2])
     constant = Optimiser(learning_rate=3e-4, warmup_steps=0, min_lr_ratio=1.0)
@@ -22,7 +22,7 @@ def test_learning_rate_warms_up_to_the_peak_and_decays_to_its_share() -> None:
     assert warm_and_decay(0, 1, 1.0, 0, 0.5) == warm_and_decay(0, 0, 1.0, 0, 0.5) == 1.0
 
 
-def test_first_step_moves_by_the_learning_rate_and_decays_matrices_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_step_moves_by_the_learning_rate_and_decays_matrices_only(monkeypatch):
     """AdamW's first update is lr * sign(gradient), after weight *= 1 - lr * decay on matrices. A reset forgets it."""
     monkeypatch.setattr("trainer.step.optimiser.EPSILON", 1e-12)
     model = nn.Linear(1, 1)
@@ -38,7 +38,7 @@ def test_first_step_moves_by_the_learning_rate_and_decays_matrices_only(monkeypa
     assert step_count(optimiser) == 0 and not any(state["exp_avg"].any() for state in optimiser.state.values())
 
 
-def test_updates_of_a_ten_thousandth_at_a_tiny_rate_survive_a_hundred_steps() -> None:
+def test_updates_of_a_ten_thousandth_at_a_tiny_rate_survive_a_hundred_steps():
     """lr 1e-6 on weights of 0.01 moves 1e-4 of them a step; bfloat16 would lose every one."""
     model = nn.Linear(64, 64, bias=False)
     nn.init.constant_(model.weight, 0.01)
@@ -53,7 +53,7 @@ def test_updates_of_a_ten_thousandth_at_a_tiny_rate_survive_a_hundred_steps() ->
     assert describe_dtypes(model, optimiser) == {"master weights": "float32", "moments": "float32"}
 
 
-def test_clipping_scales_to_the_norm_and_reports_the_norm_before() -> None:
+def test_clipping_scales_to_the_norm_and_reports_the_norm_before():
     model = nn.Linear(2, 1, bias=False)
     model.weight.grad = torch.tensor([[3.0, 4.0]])
     assert clip(model, 10.0, None) == pytest.approx(5.0)
@@ -62,7 +62,7 @@ def test_clipping_scales_to_the_norm_and_reports_the_norm_before() -> None:
     assert model.weight.grad.tolist() == [pytest.approx([2.4, 3.2])]
 
 
-def test_the_first_parameter_with_a_bad_gradient_is_named() -> None:
+def test_the_first_parameter_with_a_bad_gradient_is_named():
     model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
@@ -72,7 +72,7 @@ def test_the_first_parameter_with_a_bad_gradient_is_named() -> None:
         clip(model, 1.0, None)
 
 
-def test_master_weights_of_another_type_and_steps_without_gradients_are_refused() -> None:
+def test_master_weights_of_another_type_and_steps_without_gradients_are_refused():
     with pytest.raises(ValueError, match=r"weight is torch.bfloat16"):
         make_optimiser(nn.Linear(1, 1, dtype=torch.bfloat16), Optimiser())
     model = nn.Linear(1, 1)

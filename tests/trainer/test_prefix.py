@@ -1,7 +1,5 @@
 """Problems that begin with a part of a right response: the prompt holds it, it is judged, nothing of it is trained."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path
@@ -30,7 +28,7 @@ def write(path: Path, **changes: object) -> Path:
 
 
 @pytest.fixture(scope="module")
-def chat(tmp_path_factory: pytest.TempPathFactory) -> Chat:
+def chat(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny") / "model"
     build(folder, 0, train_tokenizer([PREFIX + REST] * 9, 280), 64)
     return Chat(folder)
@@ -39,7 +37,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> Chat:
 CONFIG = Config.model_validate({"data": {"system_prompt": ""}})
 
 
-def test_the_policy_goes_on_behind_the_prefix_and_is_judged_with_it(chat: Chat, tmp_path: Path) -> None:
+def test_the_policy_goes_on_behind_the_prefix_and_is_judged_with_it(chat, tmp_path):
     stages = Stages(CONFIG)
     [problem] = read_problems(write(tmp_path / "rows.jsonl"), "data.train").problems
     source = DataSource([problem], stages, PromptFormat(chat, CONFIG.data))
@@ -66,7 +64,7 @@ def test_the_policy_goes_on_behind_the_prefix_and_is_judged_with_it(chat: Chat, 
     assert first.mask == bytes([CONTEXT]) * (len(plain) + len(begun)) + bytes([SAMPLED]) * len(ids)
 
 
-def test_a_prefix_opens_the_reasoning_and_ends_no_turn(chat: Chat) -> None:
+def test_a_prefix_opens_the_reasoning_and_ends_no_turn(chat):
     prompts, end = PromptFormat(chat, CONFIG.data), chat.tokenizer.convert_ids_to_tokens(chat.eos_id)
     text = f"<think>Five{end}{end} and {end}"
     ids, usual = (prompts.prompt_of(Problem("p", "?", "8", prefix=prefix)) for prefix in (text, ""))
@@ -75,7 +73,7 @@ def test_a_prefix_opens_the_reasoning_and_ends_no_turn(chat: Chat) -> None:
     assert chat.tokenizer.decode(begun) == text and begun[0] == chat.encode("<think>")[0]
 
 
-def test_what_cannot_go_on_behind_a_prefix_is_refused(tmp_path: Path) -> None:
+def test_what_cannot_go_on_behind_a_prefix_is_refused(tmp_path):
     with pytest.raises(DataError, match="the row has an environment"):
         read_problems(write(tmp_path / "rows.jsonl", environment="retry"), "data.train")
     with pytest.raises(DataError, match="1 rows have a prefix"):

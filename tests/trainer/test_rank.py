@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable
 from io import StringIO
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,7 +44,7 @@ def total(scene: Any, world: int, launch: str, call: int, name: str) -> float:
 
 
 @slow
-def test_every_call_has_its_reply(scene: Any) -> None:
+def test_every_call_has_its_reply(scene):
     step = ["StepSums", "Stepped"]
     types = {
         "first": ["LoadedTrainer", *step, "PublishedWeights", "dict", "NoneType", "RankFailed", *["NoneType"] * 2],
@@ -67,7 +65,7 @@ def test_every_call_has_its_reply(scene: Any) -> None:
 
 
 @pytest.mark.parametrize("slow_dtype", [False, True])
-def test_a_launch_warns_of_a_type_that_the_processor_is_slow_in(slow_dtype: bool) -> None:
+def test_a_launch_warns_of_a_type_that_the_processor_is_slow_in(slow_dtype):
     output = StringIO()
     launch: Any = SimpleNamespace(config=Config(), progress=Progress(output))
     Launch._describe(launch, [LoadedTrainer(10, {}, {"compute": "bfloat16"}, slow_dtype=slow_dtype)])
@@ -75,7 +73,7 @@ def test_a_launch_warns_of_a_type_that_the_processor_is_slow_in(slow_dtype: bool
 
 
 @slow
-def test_sums_of_ranks_add_up_to_the_single_rank(scene: Any) -> None:
+def test_sums_of_ranks_add_up_to_the_single_rank(scene):
     single, two = replies(scene, 1)[TRAIN], [replies(scene, 2, rank)[TRAIN] for rank in (0, 1)]
     for name, value in single["sums"].items():
         assert sum(reply["sums"][name] for reply in two) == pytest.approx(value, rel=1e-5), name
@@ -86,7 +84,7 @@ def test_sums_of_ranks_add_up_to_the_single_rank(scene: Any) -> None:
 
 
 @slow
-def test_ranks_write_the_whole_model_between_them_once_and_resume_to_the_same_bits(scene: Any) -> None:
+def test_ranks_write_the_whole_model_between_them_once_and_resume_to_the_same_bits(scene):
     written = [replies(scene, 2, rank)[PUBLISH]["bytes"] for rank in (0, 1)]
     assert sum(written) == 9358 * 4 and min(written) > 0.4 * sum(written)
     for world, rank in RANKS:
@@ -95,7 +93,7 @@ def test_ranks_write_the_whole_model_between_them_once_and_resume_to_the_same_bi
 
 
 @slow
-def test_probe_is_scored_with_the_weights_that_were_exported(scene: Any) -> None:
+def test_probe_is_scored_with_the_weights_that_were_exported(scene):
     """The export has the tokenizer, and the type of the engines."""
     folder = scene.folder
     for world in (1, 2):
@@ -111,7 +109,7 @@ def test_probe_is_scored_with_the_weights_that_were_exported(scene: Any) -> None
 
 
 @slow
-def test_the_reference_stays_where_it_was_while_the_policy_moves_on(scene: Any) -> None:
+def test_the_reference_stays_where_it_was_while_the_policy_moves_on(scene):
     """It is the export of the weights that the policy starts with: no divergence, then a step away from it."""
     single, *two = (replies(scene, world, rank, "regularised") for world, rank in RANKS)
     for call in (2, 4):
@@ -124,7 +122,7 @@ def test_the_reference_stays_where_it_was_while_the_policy_moves_on(scene: Any) 
 
 
 @slow
-def test_a_reference_moves_by_its_share_of_the_way_to_the_policy_and_is_part_of_the_checkpoint(scene: Any) -> None:
+def test_a_reference_moves_by_its_share_of_the_way_to_the_policy_and_is_part_of_the_checkpoint(scene):
     """A resume with it goes on bitwise the same. One that does not move is not saved."""
     began = load_file(scene.folder / "reference" / "model.safetensors")
     for world in (1, 2):
@@ -149,7 +147,7 @@ def test_a_reference_moves_by_its_share_of_the_way_to_the_policy_and_is_part_of_
 
 
 @slow
-def test_old_log_probs_are_those_of_the_next_forward(scene: Any) -> None:
+def test_old_log_probs_are_those_of_the_next_forward(scene):
     """As behaviour log-probs they give ratios of 1 before the first step, and others after it."""
     for world, rank in RANKS:
         calls = replies(scene, world, rank, "previous")
@@ -162,7 +160,7 @@ def test_old_log_probs_are_those_of_the_next_forward(scene: Any) -> None:
 
 
 @slow
-def test_the_value_head_is_saved_once_goes_on_bitwise_the_same_and_takes_nothing_from_the_sft(scene: Any) -> None:
+def test_the_value_head_is_saved_once_goes_on_bitwise_the_same_and_takes_nothing_from_the_sft(scene):
     """After its first own step every value is the learning rate away from 0, as AdamW's first step is."""
     for world, rank in RANKS:
         first, second = (replies(scene, world, rank, name) for name in ("dro", "dro resumed"))
@@ -178,7 +176,7 @@ def test_the_value_head_is_saved_once_goes_on_bitwise_the_same_and_takes_nothing
 
 
 @slow
-def test_adapters_of_any_number_of_ranks(scene: Any) -> None:
+def test_adapters_of_any_number_of_ranks(scene):
     """Only they travel and are kept; ranks take the same steps, the reference is the frozen model; a resume goes on
     bitwise the same; frozen weights in bfloat16 learn with float32 adapters."""
     load, train, step_again, publish, later, moved = 0, 3, 6, 7, 11, 13
@@ -212,7 +210,7 @@ def test_adapters_of_any_number_of_ranks(scene: Any) -> None:
 
 
 @slow
-def test_exports_are_the_frozen_weights_with_the_adapters_added(scene: Any) -> None:
+def test_exports_are_the_frozen_weights_with_the_adapters_added(scene):
     """The probe is scored as they do."""
     base = load_file(scene.folder / "model" / "model.safetensors")
     for world in (1, 2):
@@ -231,9 +229,7 @@ def test_exports_are_the_frozen_weights_with_the_adapters_added(scene: Any) -> N
         assert sum(replies(scene, world, 0, "adapters")[7]["probe"], []) == pytest.approx(scored, abs=1e-5)
 
 
-def test_a_reference_that_moved_is_gathered_before_a_disk_can_fail(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_reference_that_moved_is_gathered_before_a_disk_can_fail(monkeypatch, tmp_path):
     """Else the ranks whose disk is well would wait in the gather for the one that failed."""
     done: list[str] = []
 
@@ -252,14 +248,11 @@ def test_a_reference_that_moved_is_gathered_before_a_disk_can_fail(
     assert done == ["gather", "shard"]
 
 
-@pytest.mark.parametrize(
-    ("change", "first_change"),
-    [(lambda rank: TrainerRank.step(rank, 1e-3), "update"), (TrainerRank.reset_optimiser, "reset"),
-     (TrainerRank.offload, "offload")],
-)  # fmt: skip
-def test_a_checkpoint_under_way_is_asked_before_weights_or_moments_change(
-    monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], object], first_change: str
-) -> None:
+@pytest.mark.parametrize(("change", "first_change"), [
+    (lambda rank: TrainerRank.step(rank, 1e-3), "update"), (TrainerRank.reset_optimiser, "reset"),
+    (TrainerRank.offload, "offload"),
+])  # fmt: skip
+def test_a_checkpoint_under_way_is_asked_before_weights_or_moments_change(monkeypatch, change, first_change):
     events: list[str] = []
     monkeypatch.setattr(optimiser, "clip", lambda *_: 1.0)
     for name in ("update", "reset"):

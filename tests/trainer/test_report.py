@@ -1,11 +1,8 @@
 """The report of a run folder: plot, table, samples made safe, where the time went, and what to type next."""
 
-from __future__ import annotations
-
 import io
 import json
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -41,7 +38,7 @@ def evaluation(temperature: float, accuracy: float) -> Evaluation:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Config:
+def run(tmp_path):
     """A finished run of 12 steps with evaluations at versions 0 and 12."""
     config = Config(name="demo", runs_dir=str(tmp_path), steps=12)
     settings_file.write(config, config.run_dir / "config.toml")
@@ -66,7 +63,7 @@ def shown(config: Config) -> tuple[str, int]:
     return stream.getvalue(), progress.failures
 
 
-def test_the_report_says_where_everything_is_and_draws_the_plot(run: Config) -> None:
+def test_the_report_says_where_everything_is_and_draws_the_plot(run):
     text, failures = shown(run)
     assert str(run.run_dir / "plot.png") in text and "greedy" in text and failures == 0
     assert f"-m trainer {run.run_dir / 'config.toml'} --steps=24" in text
@@ -75,7 +72,7 @@ def test_the_report_says_where_everything_is_and_draws_the_plot(run: Config) -> 
     assert content.startswith(PNG) and len(content) > 20_000
 
 
-def test_a_plot_needs_only_the_reward_and_a_report_not_even_a_step(tmp_path: Path) -> None:
+def test_a_plot_needs_only_the_reward_and_a_report_not_even_a_step(tmp_path):
     with pytest.raises(DataError, match="no training step yet"):
         write_plot(tmp_path)
     MetricsLog(tmp_path / "metrics.jsonl").write(1, {"reward/mean": 0.5})
@@ -84,7 +81,7 @@ def test_a_plot_needs_only_the_reward_and_a_report_not_even_a_step(tmp_path: Pat
     assert "warning: no plot" in text and failures == 0
 
 
-def test_the_table_shows_before_and_after_sampled_and_greedy(run: Config) -> None:
+def test_the_table_shows_before_and_after_sampled_and_greedy(run):
     records = read_evaluations(run.run_dir)
     text = plain(report.before_after_table(records, 1.0))
     assert "64 validation problems, version 0 and version 12" in text and "@" not in text
@@ -99,7 +96,7 @@ def test_the_table_shows_before_and_after_sampled_and_greedy(run: Config) -> Non
     assert rows[0][0] == "95" and rows[1:] == [["pass@4", "0.953"], ["maj@4", "0.922"]], "the first version has neither"
 
 
-def test_samples_are_of_different_languages_and_safe_for_a_terminal(run: Config) -> None:
+def test_samples_are_of_different_languages_and_safe_for_a_terminal(run):
     panels = report.sample_panels(read_evaluations(run.run_dir), 1.0)
     text = "".join(plain(panel) for panel in panels)
     assert len(panels) == 3 and all(f"─ {code}  ground truth 7" in text for code in ("de", "fr", "zh"))
@@ -107,12 +104,12 @@ def test_samples_are_of_different_languages_and_safe_for_a_terminal(run: Config)
     assert "more characters)" in text
 
 
-def test_the_command_shows_a_folder_or_says_what_is_wrong(run: Config, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_shows_a_folder_or_says_what_is_wrong(run, capsys):
     assert [report.main(words) for words in ([str(run.run_dir)], [str(run.run_dir / "nowhere")], [])] == [0, 2, 2]
     assert "there is no such settings file" in capsys.readouterr().out
 
 
-def test_speed_and_memory_are_told() -> None:
+def test_speed_and_memory_are_told():
     rows = [{"kind": "train", "step": step, "tokens/trained_per_s": 1000.0 * step, "mfu": 0.1 * step,
              "memory/trainer_peak_bytes": step << 30, "tflops_per_device": 0.05} for step in (1, 2, 3)]  # fmt: skip
     sft: dict[str, Any] = {"kind": "sft", "step": 1, "sft/mfu": 0.9}
@@ -133,7 +130,7 @@ def steps(count: int = 5, **values: float) -> list[dict[str, Any]]:
     return [step(number, **values) for number in range(1, count + 1)]
 
 
-def test_the_shares_are_sums_over_steps_and_sum_to_one() -> None:
+def test_the_shares_are_sums_over_steps_and_sum_to_one():
     long = step(6, **{"time/step_s": 16.0, "time/wait_batch_s": 14.5})
     shares = part_shares([step(1), long])  # batch (1.5 + 14.5) / 20, training 2.8 / 20, update 0.8 / 20
     assert shares["time/wait_batch_s"] == pytest.approx(0.8) and shares["time/train_s"] == pytest.approx(0.14)
@@ -142,21 +139,21 @@ def test_the_shares_are_sums_over_steps_and_sum_to_one() -> None:
 
 
 @pytest.mark.parametrize("row", read_table("trainer/bottlenecks"), ids=itemgetter("name"))
-def test_the_slowest_part_is_named_with_what_to_try(row: dict[str, Any], tmp_path: Path) -> None:
+def test_the_slowest_part_is_named_with_what_to_try(row, tmp_path):
     config = Config.model_validate({"runs_dir": str(tmp_path), "rollout": {"max_async_level": row["level"]}})
     slowest, faster = bottleneck.lines(steps(**row["planted"]), config)
     assert slowest.startswith("slowest part of a step: ") and row["slowest"] in slowest.partition("(")[0]
     assert row["try"] in faster
 
 
-def test_only_the_last_steps_count(tmp_path: Path) -> None:
+def test_only_the_last_steps_count(tmp_path):
     early = steps(30, **{"time/step_s": 90.0, "time/checkpoint_s": 80.0})
     late = [step(number, **{"time/train_s": 2.0}) for number in range(31, 51)]
     slowest, _ = bottleneck.lines([*early, *late], Config(runs_dir=str(tmp_path)))
     assert slowest == "slowest part of a step: training (forward, backward, optimiser), 50% of 4 s"
 
 
-def test_a_start_that_took_longer_than_the_steps_is_told_and_the_last_phase_where_there_is_none(tmp_path: Path) -> None:
+def test_a_start_that_took_longer_than_the_steps_is_told_and_the_last_phase_where_there_is_none(tmp_path):
     config = Config(runs_dir=str(tmp_path))
     assert bottleneck.lines([], config) == []
     began = [

@@ -1,7 +1,5 @@
 """What a launch goes on from: nothing begins anew over steps that are there, and no change is taken without a word."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil
@@ -79,11 +77,11 @@ class Folder:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Folder:
+def folder(tmp_path):
     return Folder(tmp_path)
 
 
-def test_nothing_changed_nothing_told(folder: Folder):
+def test_nothing_changed_nothing_told(folder):
     clip = objective_of(folder.config).in_force["clip_high"]  # written out as its paper has it: no change
     name, text = folder.go_on("run.toml", objective={"clip_high": clip})
     assert name == "step_2" and "changed" not in text
@@ -92,17 +90,12 @@ def test_nothing_changed_nothing_told(folder: Folder):
     assert launch["pid"] and launch["host"] and launch["changed"] == launch["skipped"] == []
 
 
-@pytest.mark.parametrize(
-    ("section", "setting", "change"),
-    [
-        ("optimiser", {"learning_rate": 0.1}, "optimiser.learning_rate: 1e-06 -> 0.1"),
-        ("data", {"system_prompt": "Be brief."}, 'data.system_prompt: "magistral" -> "Be brief."'),
-        ("objective", {"name": "grpo"}, 'objective.name: "magistral" -> "grpo"'),
-    ],
-)
-def test_a_setting_of_a_step_is_refused_unless_accepted(
-    folder: Folder, section: str, setting: dict[str, Any], change: str
-):
+@pytest.mark.parametrize(("section", "setting", "change"), [
+    ("optimiser", {"learning_rate": 0.1}, "optimiser.learning_rate: 1e-06 -> 0.1"),
+    ("data", {"system_prompt": "Be brief."}, 'data.system_prompt: "magistral" -> "Be brief."'),
+    ("objective", {"name": "grpo"}, 'objective.name: "magistral" -> "grpo"'),
+])  # fmt: skip
+def test_a_setting_of_a_step_is_refused_unless_accepted(folder, section, setting, change):
     with pytest.raises(ConfigError) as raised:
         folder.go_on(**{section: setting})
     text = str(raised.value)
@@ -114,7 +107,7 @@ def test_a_setting_of_a_step_is_refused_unless_accepted(
     assert all(any(change in line for line in launch["changed"]) for launch in folder.launches())
 
 
-def test_what_may_always_change_is_told_and_gone_on_with(folder: Folder):
+def test_what_may_always_change_is_told_and_gone_on_with(folder):
     for name in ("validation", "demonstrations"):
         (folder.tmp_path / "given" / f"{name}.jsonl").write_text("{}\n{}\n")
     free = {"checkpoint": {"every": 3}, "sft": {"batch": 4}, "optimiser": {"micro_batch_tokens": 64}}
@@ -126,7 +119,7 @@ def test_what_may_always_change_is_told_and_gone_on_with(folder: Folder):
     assert not is_free("sft.demonstrations", "sft") and is_free("sft.steps", "sft")
 
 
-def test_data_and_model_count_by_their_content(folder: Folder):
+def test_data_and_model_count_by_their_content(folder):
     moved = folder.tmp_path / "moved"
     shutil.move(folder.tmp_path / "given", moved)
     folder.sources = sources_of(moved)
@@ -148,7 +141,7 @@ def test_data_and_model_count_by_their_content(folder: Folder):
     assert folder.go_on("--accept-changes")[0] == "step_2"
 
 
-def test_a_script_counts_by_its_content_and_its_options_by_their_values(folder: Folder):
+def test_a_script_counts_by_its_content_and_its_options_by_their_values(folder):
     def origin(name: str, content: str, count: int = 3) -> Origin:
         (folder.tmp_path / name).write_text(content)
         given = {"script": str(folder.tmp_path / name), "options": {"count": count}}
@@ -163,7 +156,7 @@ def test_a_script_counts_by_its_content_and_its_options_by_their_values(folder: 
     assert changed == 'prepare.options: {"count" = 3} -> {"count" = 4}' and counts
 
 
-def test_steps_without_a_checkpoint_are_an_error_and_nothing_is_touched(folder: Folder):
+def test_steps_without_a_checkpoint_are_an_error_and_nothing_is_touched(folder):
     for path in folder.checkpoints.glob("step_*/manifest.json"):
         path.unlink()
     before = sorted(folder.run_dir.rglob("*"))
@@ -180,14 +173,14 @@ def test_steps_without_a_checkpoint_are_an_error_and_nothing_is_touched(folder: 
     assert folder.go_on()[0] == "", "only SFT, which begins anew"
 
 
-def test_an_older_format_alone_is_refused_in_one_line(folder: Folder):
+def test_an_older_format_alone_is_refused_in_one_line(folder):
     for path in folder.checkpoints.glob("step_*/manifest.json"):
         path.write_text(json.dumps({"version": 2, "files": {}, "ledger_sha256": "", "format": 1}))
     with pytest.raises(ConfigError, match=r"\A.*written by an older version of Maestrale.*--name.*\Z"):
         folder.go_on()
 
 
-def test_damaged_ones_are_set_aside_once_an_earlier_one_is_taken(folder: Folder):
+def test_damaged_ones_are_set_aside_once_an_earlier_one_is_taken(folder):
     (folder.checkpoints / "step_2" / "origin.json").write_bytes(b"{}")
     name, text = folder.go_on()
     assert name == "step_1" and "step_2: origin.json has 2 bytes" in text and "going on from step_1" in text
@@ -208,7 +201,7 @@ def test_the_lists_of_settings_name_settings_and_a_new_one_counts():
 
 
 @pytest.mark.parametrize("case", read_table("trainer/cases", of="tables"), ids=itemgetter("name"))
-def test_tables_are_compared_setting_by_setting(case: dict[str, Any]) -> None:
+def test_tables_are_compared_setting_by_setting(case):
     origins = [Origin(flat(Config.model_validate({"objective": case[when]})), {}) for when in ("before", "after")]
     changes = [change.text for change in differences(*origins) if change.counts]
     assert case["change"] in changes if "change" in case else not changes

@@ -1,7 +1,5 @@
 """Demonstrations: what is read, and how general instructions are mixed in."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -60,7 +58,7 @@ def turns(*pairs: tuple[str, str]) -> dict[str, object]:
     return {"problem": "?", "completion": [{"role": role, "content": text} for role, text in pairs]}
 
 
-def test_reasoning_has_the_prompt_of_its_domain_and_general_instructions_none(tmp_path: Path) -> None:
+def test_reasoning_has_the_prompt_of_its_domain_and_general_instructions_none(tmp_path):
     reasoning = write(
         tmp_path / "traces.jsonl",
         {"problem": "add", "completion": "c"},
@@ -79,7 +77,7 @@ def test_reasoning_has_the_prompt_of_its_domain_and_general_instructions_none(tm
     assert loaded.general == [HI]
 
 
-def test_files_that_cannot_be_used_are_named_with_their_setting(tmp_path: Path) -> None:
+def test_files_that_cannot_be_used_are_named_with_their_setting(tmp_path):
     asks = write(tmp_path / "traces.jsonl", {"problem": "add", "completion": "c", "reasoning_language": "deutsch"})
     long = write(tmp_path / "long.jsonl", {"problem": "x" * 500, "completion": "y"})
     short = write(tmp_path / "short.jsonl", {"problem": "x", "completion": "y"})
@@ -92,7 +90,7 @@ def test_files_that_cannot_be_used_are_named_with_their_setting(tmp_path: Path) 
             load_demonstrations(reasoning, general, Sft(), PROMPTS, 100)
 
 
-def test_a_share_of_every_batch_is_general_and_the_rate_warms_up_and_decays() -> None:
+def test_a_share_of_every_batch_is_general_and_the_rate_warms_up_and_decays():
     demonstrations = Demonstrations([Demonstration([1], [1])], [Demonstration([2], [2])], general_share=0.1)
     counts = [sum(made.prompt == [2] for made in demonstrations.batch_at(step, 16, 0)) for step in range(400)]
     assert set(counts) == {1, 2} and 1.55 < sum(counts) / 400 < 1.65, "1.6 of 16 on average"
@@ -103,7 +101,7 @@ def test_a_share_of_every_batch_is_general_and_the_rate_warms_up_and_decays() ->
     assert [sft_rate(step, settings) for step in (0, 19, 99)] == pytest.approx([0.05, 1.0, 0.1])
 
 
-def test_published_demonstrations_and_columns_of_the_users_own(tmp_path: Path) -> None:
+def test_published_demonstrations_and_columns_of_the_users_own(tmp_path):
     chat = {"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]}
     rows = [{"ask": "hi", "say": "ho"}, {"problem": "hi", "completion": "ho"}]
     prompts, lines = prompts_of(system_prompt="", columns={"problem": "ask", "completion": "say"}), list[str]()
@@ -114,7 +112,7 @@ def test_published_demonstrations_and_columns_of_the_users_own(tmp_path: Path) -
     assert lines == ["sft.general: read 1 as a conversation in 'conversations'"]
 
 
-def test_a_demonstration_of_several_turns_is_what_an_episode_is(tmp_path: Path) -> None:
+def test_a_demonstration_of_several_turns_is_what_an_episode_is(tmp_path):
     build(tmp_path / "model", 0, train_tokenizer(["no 5 7 ?"] * 9, 280), 64)
     chat, path = Chat(tmp_path / "model"), tmp_path / "turns.jsonl"
 
@@ -140,12 +138,12 @@ def test_a_demonstration_of_several_turns_is_what_an_episode_is(tmp_path: Path) 
 
 
 @pytest.fixture(scope="module")
-def chat(tmp_path_factory: pytest.TempPathFactory) -> Chat:
+def chat(tmp_path_factory):
     return chat_of(tmp_path_factory.mktemp("model"), "ours")
 
 
 @pytest.mark.parametrize("row", read_table("trainer/written_completions"))
-def test_a_demonstration_is_held_to_the_form_of_the_run(chat: Chat, tmp_path: Path, row: dict[str, Any]) -> None:
+def test_a_demonstration_is_held_to_the_form_of_the_run(chat, tmp_path, row):
     path, lines = write(tmp_path / "rows.jsonl", {"problem": "2+3?", "completion": row["text"]}), list[str]()
     [made] = read_demonstrations(path, "sft.demonstrations", prompts_of(chat), 1000, lines)
     assert (row["warning"] in "\n".join(lines)) if row["warning"] else not lines
@@ -157,9 +155,7 @@ def test_a_demonstration_is_held_to_the_form_of_the_run(chat: Chat, tmp_path: Pa
     assert chat.decode(made.completion) == re.sub(r"(\s*<\|end\|>)+\s*$", "", row["text"]), "no letter is lost"
 
 
-def test_a_demonstration_that_reasons_in_another_language_than_it_asks_for_is_counted(
-    chat: Chat, tmp_path: Path
-) -> None:
+def test_a_demonstration_that_reasons_in_another_language_than_it_asks_for_is_counted(chat, tmp_path):
     german = "<think>\nZu den zwei Äpfeln kommen noch drei dazu: 2+3=5.\n</think>\nDas macht \\boxed{5}."
     pairs = ((german, "de"), (german, "fr"), ("<think>\n2+3=5\n</think>\n\\boxed{5}", "fr"), (german, ""))
     rows = [{"problem": "2+3?", "completion": text, "reasoning_language": code} for text, code in pairs]
@@ -170,7 +166,7 @@ def test_a_demonstration_that_reasons_in_another_language_than_it_asks_for_is_co
     assert line.startswith("sft.demonstrations: 1 of the first 3 rows ") and "rows.jsonl:2: de instead of fr" in line
 
 
-def test_control_tokens_in_a_turn_are_letters_and_general_texts_have_no_form(chat: Chat, tmp_path: Path) -> None:
+def test_control_tokens_in_a_turn_are_letters_and_general_texts_have_no_form(chat, tmp_path):
     row, lines = turns(("assistant", "5<|end|>"), ("user", "no"), ("assistant", "7 <|user|> 5")), list[str]()
     [made] = read_demonstrations(write(tmp_path / "rows.jsonl", row), "sft.general", prompts_of(chat), 1000, lines)
     learned = [token for token, of in zip(made.completion, made.mask, strict=True) if of]
@@ -178,7 +174,7 @@ def test_control_tokens_in_a_turn_are_letters_and_general_texts_have_no_form(cha
     assert ["end with" in lines[0], "letters there" in lines[1], len(lines)] == [True, True, 2]
 
 
-def test_tags_of_calls_stay_control_tokens_and_marks_of_roles_never_are(tmp_path: Path) -> None:
+def test_tags_of_calls_stay_control_tokens_and_marks_of_roles_never_are(tmp_path):
     """Also where the family calls its marks of roles ordinary tokens, as DeepSeek does."""
     chat = chat_of(tmp_path, "ours")
     chat.tokenizer.add_tokens(["<tool_call>", "<b>"])
@@ -192,14 +188,11 @@ def test_tags_of_calls_stay_control_tokens_and_marks_of_roles_never_are(tmp_path
     assert list(texts.doubts.values()) == [["x: [INVENTED]"]]
 
 
-@pytest.mark.parametrize(
-    ("solution", "completion"),
-    [
-        ("<think>\na\n</think>\n\\boxed{5}", "<think>\na\n</think>\n\\boxed{5}"),
-        (" <think>a</think> So 5.", "<think>a</think> So 5.\nThe answer is \\boxed{5}."),
-        ("a\n</think>\n\\boxed{5}", "<think>\na\n</think>\n\\boxed{5}"),
-        ("a", "<think>\na\n</think>\nThe answer is \\boxed{5}."),
-    ],
-)
-def test_a_solution_with_tags_gets_no_second_ones(solution: str, completion: str) -> None:
+@pytest.mark.parametrize(("solution", "completion"), [
+    ("<think>\na\n</think>\n\\boxed{5}", "<think>\na\n</think>\n\\boxed{5}"),
+    (" <think>a</think> So 5.", "<think>a</think> So 5.\nThe answer is \\boxed{5}."),
+    ("a\n</think>\n\\boxed{5}", "<think>\na\n</think>\n\\boxed{5}"),
+    ("a", "<think>\na\n</think>\nThe answer is \\boxed{5}."),
+])  # fmt: skip
+def test_a_solution_with_tags_gets_no_second_ones(solution, completion):
     assert completion_of({"solution": solution, "answer": "5"}, "x") == completion

@@ -48,7 +48,7 @@ def save_shard(
     return ShardWriter(folder, model, optimiser, rank, world, version).files()
 
 
-def test_a_shard_tells_its_rows_in_its_header(tmp_path: Path) -> None:
+def test_a_shard_tells_its_rows_in_its_header(tmp_path):
     model, optimiser = trained()
     files = save_shard(tmp_path, model, optimiser, 0, 1, version=7)
     path = tmp_path / "trainer-0-of-1.safetensors"
@@ -60,7 +60,7 @@ def test_a_shard_tells_its_rows_in_its_header(tmp_path: Path) -> None:
     assert index["step"] == 1 and index["version"] == 7 and index["rows"]["0.weight"] == [0, [5, 3]]
 
 
-def test_loading_restores_weights_moments_and_step(tmp_path: Path) -> None:
+def test_loading_restores_weights_moments_and_step(tmp_path):
     model, optimiser = trained()
     save_shard(tmp_path, model, optimiser, 0, 1)
     other, restored = trained()
@@ -74,7 +74,7 @@ def test_loading_restores_weights_moments_and_step(tmp_path: Path) -> None:
 
 
 @given(st.tuples(*[st.integers(0, 12)] * 4))
-def test_a_rank_takes_of_a_file_the_rows_that_both_have(bounds: tuple[int, int, int, int]) -> None:
+def test_a_rank_takes_of_a_file_the_rows_that_both_have(bounds):
     (file_first, file_end), (first, end) = sorted(bounds[:2]), sorted(bounds[2:])
     whole, mine = torch.arange(24.0).reshape(12, 2), torch.full((end - first, 2), -1.0)
     stored = mock.MagicMock()
@@ -86,7 +86,7 @@ def test_a_rank_takes_of_a_file_the_rows_that_both_have(bounds: tuple[int, int, 
         assert torch.equal(mine[row - first], whole[row] if row in rows else torch.full((2,), -1.0))
 
 
-def test_damaged_foreign_or_absent_checkpoints_are_named(tmp_path: Path) -> None:
+def test_damaged_foreign_or_absent_checkpoints_are_named(tmp_path):
     model, optimiser = trained()
     with pytest.raises(CheckpointError, match="runs_dir"):
         save_shard(tmp_path / "absent", model, optimiser, 0, 1)
@@ -119,9 +119,7 @@ class SlowDisk:
 
 
 @pytest.mark.parametrize("at_once", [0, 1, 5, 11])
-def test_what_is_written_beside_training_is_bit_for_bit_the_state_of_its_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: int
-) -> None:
+def test_what_is_written_beside_training_is_bit_for_bit_the_state_of_its_step(tmp_path, monkeypatch, at_once):
     for name in ("before", "beside", "spoiled"):
         (tmp_path / name).mkdir()
     model, optimiser = trained()
@@ -144,7 +142,7 @@ def test_what_is_written_beside_training_is_bit_for_bit_the_state_of_its_step(
     assert spoiled.files() != before
 
 
-def test_where_memory_is_short_training_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_memory_is_short_training_waits_for_the_disk(tmp_path, monkeypatch):
     assert 0 < shards.free_bytes() < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     monkeypatch.setattr(shards, "free_bytes", lambda: 0)
     model, optimiser = trained()
@@ -160,9 +158,7 @@ def test_where_memory_is_short_training_waits_for_the_disk(tmp_path: Path, monke
 
 
 @pytest.mark.parametrize("settles", [True, False])
-def test_a_checkpoint_of_adapters_holds_the_policy_while_the_reference_is_in_force(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settles: bool
-) -> None:
+def test_a_checkpoint_of_adapters_holds_the_policy_while_the_reference_is_in_force(tmp_path, monkeypatch, settles):
     """The adapters of the reference take the policy's place while it scores, and a slow disk may read then. Without
     `settle` the file would hold the reference: that is seen."""
     model, optimiser = trained(adapters=True)

@@ -1,12 +1,9 @@
 """Soft values of prompts: the number itself, which prompts have one, and the file that a resume reads."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import math
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,7 +39,7 @@ def source_of(config: Config, problems: list[Problem] | None = None) -> DataSour
     return DataSource(problems or EASY + HARD, Stages(config), PromptFormat(LetterChat(), config.data))
 
 
-def test_the_soft_value_by_hand() -> None:
+def test_the_soft_value_by_hand():
     """One right of four at beta 1/2: (1/2) log(3/4 + exp(2) / 4) = 0.477229."""
     assert soft_value([1.0, 0.0, 0.0, 0.0], 0.5) == pytest.approx(0.4772293, abs=1e-6)
     assert soft_value([1.0, 0.0, 0.0], 1e-6) == pytest.approx(1 - 1e-6 * math.log(3), abs=1e-12), "without overflow"
@@ -53,9 +50,7 @@ def test_the_soft_value_by_hand() -> None:
 
 
 @given(st.lists(st.booleans() | st.floats(-3, 3), min_size=1, max_size=16), st.floats(0.05, 10), st.floats(-2, 2))
-def test_soft_values_lie_between_mean_and_maximum_and_move_with_the_rewards(
-    rewards: list[float], beta: float, shift: float
-) -> None:
+def test_soft_values_lie_between_mean_and_maximum_and_move_with_the_rewards(rewards, beta, shift):
     """Of rewards of 0 and 1 it is beta log(1 - p + p exp(1 / beta))."""
     value = soft_value([float(reward) for reward in rewards], beta)
     assert math.fsum(rewards) / len(rewards) - 1e-9 <= value <= max(rewards) + 1e-9
@@ -65,7 +60,7 @@ def test_soft_values_lie_between_mean_and_maximum_and_move_with_the_rewards(
     assert soft_value([float(reward > 0) for reward in rewards], beta) == pytest.approx(closed, abs=1e-9)
 
 
-def test_a_run_values_the_prompts_that_it_draws_and_some_more() -> None:
+def test_a_run_values_the_prompts_that_it_draws_and_some_more():
     """Those that fit, each by one id."""
     config, whole = settings(), settings(steps=100)
     source, drawn = source_of(config), drawn_problems(source_of(config), config)
@@ -79,7 +74,7 @@ def test_a_run_values_the_prompts_that_it_draws_and_some_more() -> None:
         drawn_problems(source_of(whole, [*EASY, Problem("e0", "other", "2")]), whole)
 
 
-def test_a_stage_with_other_problems_has_its_own_draws_or_may_draw_any() -> None:
+def test_a_stage_with_other_problems_has_its_own_draws_or_may_draw_any():
     stages: Any = [
         {"name": "easy", "until_step": 2, "data": {"pass_rate": [0.5, 1.0]}},
         {"name": "hard", "data": {"pass_rate": [0.0, 0.5]}, "rollout": {"prompts_per_step": 2, "group_size": 8}},
@@ -131,7 +126,7 @@ def estimate(
     return asyncio.run(soft_values(*parts)), graders.asked
 
 
-def test_values_are_estimated_kept_and_read_again_under_the_same_settings(tmp_path: Path) -> None:
+def test_values_are_estimated_kept_and_read_again_under_the_same_settings(tmp_path):
     config = settings(runs_dir=str(tmp_path))
     assert read_values(config) == {}
     values, _ = estimate(config, "e2")
@@ -168,7 +163,7 @@ def test_values_are_estimated_kept_and_read_again_under_the_same_settings(tmp_pa
         estimate(config, *(problem.id for problem in EASY))
 
 
-def test_what_was_sampled_before_a_stop_is_not_sampled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_sampled_before_a_stop_is_not_sampled_again(tmp_path, monkeypatch):
     """Two prompts a part; the verifier breaks in the third part, and the next launch goes on there."""
     monkeypatch.setattr("trainer.soft_values.PART", 2)
     config = settings(runs_dir=str(tmp_path))
@@ -181,7 +176,7 @@ def test_what_was_sampled_before_a_stop_is_not_sampled_again(tmp_path: Path, mon
     assert values == whole and set(asked) == set(order[4:]) and len(asked) == 8
 
 
-def test_rewards_do_not_change_under_soft_values() -> None:
+def test_rewards_do_not_change_under_soft_values():
     stages = [{"name": "one", "until_step": 2}, {"name": "two", "reward": {"language": 0.0}}]
     (line,) = complaints(settings(stages=stages))
     assert line.startswith("stages.two changes rewards or objective, but the soft values")

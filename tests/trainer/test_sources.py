@@ -1,7 +1,5 @@
 """The files of a run: what its script makes, a teacher's folder against the policy's, and models that are refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -35,15 +33,11 @@ def make(folder: Path, tokens: str, rows: int = 8) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("tokens", "rows", "message"),
-    [
-        ("acb", 8, "2 tokens differ, for example 'b'"),
-        ("abcd", 8, "1 tokens differ, for example 'd'"),
-        ("abc", 4, "teacher has 4 rows of token ids, .*policy has 8"),
-    ],
-)
-def test_a_teacher_with_other_tokens_than_the_policy_is_refused(tmp_path: Path, tokens: str, rows: int, message: str):
+@pytest.mark.parametrize(("tokens", "rows", "message"), [
+    ("acb", 8, "2 tokens differ, for example 'b'"), ("abcd", 8, "1 tokens differ, for example 'd'"),
+    ("abc", 4, "teacher has 4 rows of token ids, .*policy has 8"),
+])  # fmt: skip
+def test_a_teacher_with_other_tokens_than_the_policy_is_refused(tmp_path, tokens, rows, message):
     policy, teacher = make(tmp_path / "policy", "abc"), make(tmp_path / "padded", "abc", rows=16)
     check_tokenizers(policy, teacher)
     with pytest.raises(ModelError, match=message):
@@ -53,13 +47,13 @@ def test_a_teacher_with_other_tokens_than_the_policy_is_refused(tmp_path: Path, 
         check_tokenizers(policy, teacher)
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused(tmp_path: Path) -> None:
+def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused(tmp_path):
     check_vocabulary(make(tmp_path / "whole", "abc", rows=3))
     with pytest.raises(ModelError, match=r"tokenizer\.json has tokens up to id 3, config\.json has vocab_size = 3"):
         check_vocabulary(make(tmp_path / "short", "abcd", rows=3))
 
 
-def test_a_launch_without_model_and_problems_is_told_what_to_set(tmp_path: Path) -> None:
+def test_a_launch_without_model_and_problems_is_told_what_to_set(tmp_path):
     path = tmp_path / "run.toml"
     path.write_text("")
     with pytest.raises(ConfigError) as error:
@@ -70,7 +64,7 @@ def test_a_launch_without_model_and_problems_is_told_what_to_set(tmp_path: Path)
     ]
 
 
-def test_a_made_file_that_is_not_there_is_named_by_its_place(tmp_path: Path) -> None:
+def test_a_made_file_that_is_not_there_is_named_by_its_place(tmp_path):
     config = Config.model_validate({"runs_dir": str(tmp_path), "data": {"train": "made/train.jsonl"}})
     with pytest.raises(DataError, match=rf"data.train = '{tmp_path}/run/made/train.jsonl': there is no such file"):
         gather_sources(config)
@@ -87,7 +81,7 @@ def table_of(family: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict
     return {"model": {"path": str(model)}, "data": {"train": str(rows), "validation": ""}}
 
 
-def test_a_teacher_that_is_not_there_names_its_own_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_teacher_that_is_not_there_names_its_own_setting(tmp_path, monkeypatch):
     teacher = {"kind": "local", "path": str(tmp_path / "absent" / "teacher" / "x")}
     table = table_of("", tmp_path, monkeypatch) | {"objective": {"name": "distill", "teacher": teacher}}
     with pytest.raises(ModelError, match=r"objective\.teacher\.path = '.*absent"):
@@ -98,19 +92,15 @@ def test_a_teacher_that_is_not_there_names_its_own_setting(tmp_path: Path, monke
     assert gather_sources(Config.model_validate(table | imitating)).teacher_dir is None, "imitation has no teacher"
 
 
-@pytest.mark.parametrize(
-    ("family", "lora", "message"),
-    [
-        ("gpt-oss", {}, 'mode = "rl": vLLM keeps the experts of gpt-oss in another layout'),
-        ("mistral3", {}, ""),
-        ("mistral3", {"rank": 8}, r"lora\.rank = 8: adapters of vision-language models .*: set lora\.rank to 0"),
-        ("qwen3 moe", {"rank": 8, "targets": ["all-linear", "experts"]}, ""),
-        ("qwen3 moe", {"rank": 8, "targets": ["expert"]}, r'lora\.targets: "expert" names no layer'),
-    ],
-)
+@pytest.mark.parametrize(("family", "lora", "message"), [
+    ("gpt-oss", {}, 'mode = "rl": vLLM keeps the experts of gpt-oss in another layout'), ("mistral3", {}, ""),
+    ("mistral3", {"rank": 8}, r"lora\.rank = 8: adapters of vision-language models .*: set lora\.rank to 0"),
+    ("qwen3 moe", {"rank": 8, "targets": ["all-linear", "experts"]}, ""),
+    ("qwen3 moe", {"rank": 8, "targets": ["expert"]}, r'lora\.targets: "expert" names no layer'),
+])  # fmt: skip
 def test_a_model_that_cannot_be_trained_so_is_refused_before_anything_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, lora: dict[str, Any], message: str
-) -> None:
+    tmp_path, monkeypatch, family, lora, message
+):
     config = Config.model_validate({**table_of(family, tmp_path, monkeypatch), "lora": lora})
     if not message:
         assert gather_sources(config).model_dir == Path(config.model.path) and model_shape(config)
@@ -121,7 +111,7 @@ def test_a_model_that_cannot_be_trained_so_is_refused_before_anything_is_loaded(
 
 
 @pytest.fixture
-def script(tmp_path: Path) -> Path:
+def script(tmp_path):
     """The script of [prepare]: run once into a folder that is whole or absent."""
     path = tmp_path / "mine.py"
     path.write_text(SCRIPT)
@@ -135,7 +125,7 @@ def run(script: Path, count: int = 3, **changes: Any) -> Config:
     return config
 
 
-def test_the_script_runs_once_with_its_options_and_the_seed(script: Path) -> None:
+def test_the_script_runs_once_with_its_options_and_the_seed(script):
     config = run(script, seed=7)
     made = config.run_dir / "made"
     assert (made / "train.jsonl").read_text() == "3 7" and (made / "model" / "config.json").is_file()
@@ -151,24 +141,21 @@ def test_the_script_runs_once_with_its_options_and_the_seed(script: Path) -> Non
     ("changes", "remark", "setting"),
     [({"seed": 1}, "", "seed"), ({"count": 4}, "", "prepare.options.count"), ({}, "# changed", "prepare.script")],
 )
-def test_a_folder_made_from_something_else_is_refused(script: Path, changes: dict[str, Any], remark: str, setting: str):
+def test_a_folder_made_from_something_else_is_refused(script, changes, remark, setting):
     run(script)
     script.write_text(SCRIPT + remark)
     with pytest.raises(ConfigError, match=rf"made with other settings \({setting} changed\)"):
         run(script, **changes)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (f"{SCRIPT}    raise RuntimeError('half way')", r"prepare.script: .*mine.py fails with RuntimeError: half way"),
-        ("import nothing_like_it", "fails with ModuleNotFoundError: .* in line 1"),
-        ("x = 1", r"has no function prepare\(folder, options, seed\)"),
-        ("def prepare(folder): pass", "fails with TypeError"),
-        (None, r"prepare.script = '.*mine.py': there is no such file"),
-    ],
-)
-def test_a_script_that_fails_is_told_leaves_no_folder_and_may_begin_again(script: Path, text: str | None, message: str):
+@pytest.mark.parametrize(("text", "message"), [
+    (f"{SCRIPT}    raise RuntimeError('half way')", r"prepare.script: .*mine.py fails with RuntimeError: half way"),
+    ("import nothing_like_it", "fails with ModuleNotFoundError: .* in line 1"),
+    ("x = 1", r"has no function prepare\(folder, options, seed\)"),
+    ("def prepare(folder): pass", "fails with TypeError"),
+    (None, r"prepare.script = '.*mine.py': there is no such file"),
+])  # fmt: skip
+def test_a_script_that_fails_is_told_leaves_no_folder_and_may_begin_again(script, text, message):
     script.unlink() if text is None else script.write_text(text)
     with pytest.raises(ConfigError, match=message):
         run(script)
@@ -176,7 +163,7 @@ def test_a_script_that_fails_is_told_leaves_no_folder_and_may_begin_again(script
     assert (run(script).run_dir / "made" / "train.jsonl").is_file()
 
 
-def test_a_folder_that_cannot_be_written_is_named(script: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_named(script):
     (script.parent / "run").write_text("a file in the way")
     with pytest.raises(DataError, match="runs_dir"):
         run(script)

@@ -1,7 +1,5 @@
 """Stages: each group under one stage's settings, ends by step or metric, everything restorable."""
 
-from __future__ import annotations
-
 import asyncio
 from operator import itemgetter
 from typing import Any
@@ -94,7 +92,7 @@ def test_a_run_goes_on_in_the_stage_where_it_was_saved():
     assert again.stages.stage.name == "long" and again.stage.target == 41, "more steps are the last stage's"
 
 
-def test_source_engines_and_scorer_read_the_settings_of_the_stage() -> None:
+def test_source_engines_and_scorer_read_the_settings_of_the_stage():
     short = {**THREE[0], "reward": {"length_max": 48, "overlong_buffer": 8}}
     config = make_config(short, {**THREE[1], "reward": {"length_max": 90}})
     stages = Stages(config)
@@ -129,7 +127,7 @@ def test_solved_problems_are_left_out_from_the_next_stage_on():
 
 
 @pytest.mark.parametrize("row", read_table("trainer/stages"), ids=itemgetter("name"))
-def test_impossible_stages_are_refused_by_name(row: dict[str, Any]):
+def test_impossible_stages_are_refused_by_name(row):
     try:
         config = make_config(*row["stages"]).model_copy(update={"objective": row.get("objective", {})})
         refusal = next(iter(complaints(config)), "none")
@@ -138,7 +136,7 @@ def test_impossible_stages_are_refused_by_name(row: dict[str, Any]):
     assert row["message"] in refusal
 
 
-def test_objectives_and_rewards_change_by_stage() -> None:
+def test_objectives_and_rewards_change_by_stage():
     """A name replaces all settings of the objective, others add to them; filters and rewards follow at once."""
     stages = Stages(make_config(*OBJECTIVES))
     ledger, scorer = Ledger(stages), RewardScorer(stages, LetterChat())
@@ -156,13 +154,13 @@ def test_objectives_and_rewards_change_by_stage() -> None:
     assert state() == ({"name": "pass_at_k", "advantage": {"k": 0}}, [], 1.0)
 
 
-def test_stages_without_a_contradiction_are_not_complained_of_and_a_run_needs_what_any_of_them_needs() -> None:
+def test_stages_without_a_contradiction_are_not_complained_of_and_a_run_needs_what_any_of_them_needs():
     assert list(complaints(make_config(*OBJECTIVES))) == []
     jepo = make_config({"name": "a", "until_step": 2}, {"name": "b", "objective": {"name": "jepo"}})
     assert Need.GROUND_TRUTH in needs(jepo) and Need.GROUND_TRUTH not in needs(jepo.at_stage(0))
 
 
-def test_a_clip_high_that_steps_moved_is_kept_by_a_checkpoint_until_a_stage_has_its_own() -> None:
+def test_a_clip_high_that_steps_moved_is_kept_by_a_checkpoint_until_a_stage_has_its_own():
     target = {"entropy_target": {"nats": 0.5}}
     config = make_config({"name": "a", "until_step": 5, "objective": target}, {"name": "b", "until_step": 9},
                          {"name": "c", "objective": {"clip_high": 0.25}})  # fmt: skip

@@ -3,8 +3,6 @@ token is the trainer's under the token's own version, as closely as for completi
 a turn the engine reads on from keys and values of the weights before, in episodes as in completions of one turn.
 Without an update no turn computes again what stands before it."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -117,7 +115,7 @@ async def sample(folder: Path) -> Sampled:
 
 
 @pytest.fixture(scope="module")
-def sampled(tmp_path_factory: pytest.TempPathFactory) -> Sampled:
+def sampled(tmp_path_factory):
     return asyncio.run(sample(tmp_path_factory.mktemp("model")))
 
 
@@ -161,9 +159,7 @@ def trained(folder: Path, pairs: Played, weights: Weights) -> Tokens:
     return Tokens(engine, logprobs, torch.tensor(after))
 
 
-def test_updates_between_turns_and_within_them_leave_each_token_the_logprob_of_its_own_version(
-    sampled: Sampled,
-) -> None:
+def test_updates_between_turns_and_within_them_leave_each_token_the_logprob_of_its_own_version(sampled):
     several, alone = (trained(sampled.folder, pairs, sampled.weights) for pairs in (sampled.episodes, sampled.single))
     means = []
     for name, tokens in (("turns", several), ("single", alone)):
@@ -183,7 +179,7 @@ def test_updates_between_turns_and_within_them_leave_each_token_the_logprob_of_i
     assert means[0] < 1.5 * means[1], "an update within a turn weighs as much as in a single one"
 
 
-def test_no_turn_computes_again_what_stands_before_it(sampled: Sampled) -> None:
+def test_no_turn_computes_again_what_stands_before_it(sampled):
     """Whole blocks of everything before the last token of the turn before are found in the engine's cache."""
     turns = 0
     for prompt, each in sampled.still:

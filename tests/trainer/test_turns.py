@@ -1,7 +1,5 @@
 """Who is called has the GPUs: the order of calls when trainers and engines work in turns."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -39,7 +37,7 @@ class Recorder:
         return [None] * len(requests)
 
 
-def test_the_gpus_change_hands_exactly_when_the_other_side_is_called() -> None:
+def test_the_gpus_change_hands_exactly_when_the_other_side_is_called():
     hub, config = Recorder(), Config()
     trainers, engines = TrainerClient(hub, range(1, 3), config), EngineClient(hub, range(3, 5), lambda: config, print)
     Turns(trainers, engines)

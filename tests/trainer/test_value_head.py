@@ -1,9 +1,5 @@
 """The value head of DRO by itself: what it says, how it learns, and that a checkpoint holds all of it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -27,7 +23,7 @@ def values_of(head: ValueHead) -> list[float]:
     return [*head.weight.tolist(), head.bias.item()]
 
 
-def test_it_is_linear_in_the_state_over_the_root_of_its_size_and_never_moves_the_policy() -> None:
+def test_it_is_linear_in_the_state_over_the_root_of_its_size_and_never_moves_the_policy():
     head, states = ValueHead(4, 0.1), STATES.clone().requires_grad_()
     assert head(STATES).tolist() == [0.0, 0.0]
     head(states).sum().backward()
@@ -41,7 +37,7 @@ def test_it_is_linear_in_the_state_over_the_root_of_its_size_and_never_moves_the
     assert head(torch.zeros(0, 4)).shape == (0,) and head(STATES.bfloat16()).dtype == torch.float32
 
 
-def test_a_step_is_that_of_adamw_without_decay() -> None:
+def test_a_step_is_that_of_adamw_without_decay():
     head = ValueHead(4, 0.1)
     weight, bias = (torch.zeros(shape, requires_grad=True) for shape in (4, ()))
     expected = torch.optim.AdamW([weight, bias], lr=0.1, weight_decay=0.0)
@@ -54,7 +50,7 @@ def test_a_step_is_that_of_adamw_without_decay() -> None:
     assert head.weight.grad is None and head.weight.abs().min() > 0.01
 
 
-def test_without_a_gradient_it_stays_and_a_reset_forgets_that_there_were_steps() -> None:
+def test_without_a_gradient_it_stays_and_a_reset_forgets_that_there_were_steps():
     """As after SFT: AdamW's first true step must again be of the size of the learning rate."""
     head = ValueHead(4, 0.1)
     for _ in range(50):
@@ -69,7 +65,7 @@ def test_without_a_gradient_it_stays_and_a_reset_forgets_that_there_were_steps()
 
 
 @pytest.mark.parametrize("steps", [0, 3])
-def test_what_is_saved_goes_on_bitwise_the_same(tmp_path: Path, steps: int) -> None:
+def test_what_is_saved_goes_on_bitwise_the_same(tmp_path, steps):
     """With the learning rate of the settings, not of the checkpoint."""
     first, second, slower = ValueHead(4, 0.1), ValueHead(4, 0.1), ValueHead(4, 0.02)
     learn(first, steps)
@@ -84,9 +80,7 @@ def test_what_is_saved_goes_on_bitwise_the_same(tmp_path: Path, steps: int) -> N
         assert [abs(value) for value in values_of(slower)] == pytest.approx([0.02] * 5, rel=1e-4)
 
 
-def test_a_file_that_is_not_there_damaged_or_of_another_model_and_a_folder_without_room_are_refused(
-    tmp_path: Path,
-) -> None:
+def test_a_file_that_is_not_there_damaged_or_of_another_model_and_a_folder_without_room_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match="goes on only from its own checkpoints"):
         ValueHead(4, 0.1).load(tmp_path)
     ValueHead(5, 0.1).save(tmp_path)

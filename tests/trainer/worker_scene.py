@@ -3,8 +3,6 @@
 worker-WORLD-RANK.json    name of the launch -> its replies, in the order of the calls
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress

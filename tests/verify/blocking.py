@@ -1,7 +1,5 @@
 """Answers checked at once, as an event loop must not: for tests of the rules and the benchmark of the verifier."""
 
-from __future__ import annotations
-
 from shared.types import Verdict
 from verify.answer_checker import check_answer
 from verify.extract import extract_answer

@@ -1,9 +1,6 @@
 """What several files of this room share."""
 
-from __future__ import annotations
-
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ from verify.code.sandbox_pool import SandboxPool
 
 
 @pytest.fixture
-def open_folder() -> Iterator[Path]:
+def open_folder():
     """A folder that every user may write."""
     with tempfile.TemporaryDirectory(prefix="open-", dir="/tmp") as folder:
         Path(folder).chmod(0o777)

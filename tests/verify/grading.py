@@ -1,7 +1,5 @@
 """Completions scored without processes of checkers and sandboxes: for tests of rewards."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Hostile answers, as many as wanted, the same ones every time: towers, nesting, injections, megabytes, broken text."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 

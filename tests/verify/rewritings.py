@@ -3,8 +3,6 @@ r"""Rewritings of answers that keep their meaning, and changes that do not: for 
 Each gives a new spelling, or None where it does not apply.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from fractions import Fraction

@@ -1,16 +1,13 @@
 """The checker under hostile load: right verdicts, deadlines, crashes, nothing left behind; and its process alone."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -45,7 +42,7 @@ async def settle(checker: AnswerChecker) -> None:
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[tuple[asyncio.Runner, AnswerChecker]]:
+def shared():
     """A checker of one worker and the loop that it lives in: SymPy takes seconds to load."""
     with asyncio.Runner() as runner:
         checker = AnswerChecker(1, HANGS_S)
@@ -71,7 +68,7 @@ def with_checker(test: Callable[[AnswerChecker], Coroutine[Any, Any, None]]) -> 
 
 
 @with_checker
-async def test_verdicts_repeated_pairs_and_given_up_requests(checker: AnswerChecker) -> None:
+async def test_verdicts_repeated_pairs_and_given_up_requests(checker):
     for ground_truth, answer, verdict in (
         ("5", "5.0", Verdict.CORRECT), ("\\sqrt{8}", "2\\sqrt{2}", Verdict.CORRECT),
         ("\\sqrt{8}", "3\\sqrt{2}", Verdict.WRONG), ("\\foo{x}{", "3x", Verdict.UNVERIFIABLE),
@@ -90,7 +87,7 @@ async def test_verdicts_repeated_pairs_and_given_up_requests(checker: AnswerChec
 
 
 @with_checker
-async def test_stopped_worker_is_killed_at_the_deadline(checker: AnswerChecker) -> None:
+async def test_stopped_worker_is_killed_at_the_deadline(checker):
     checker.deadline_s, [victim] = 1.0, checker.pids
     os.kill(victim, signal.SIGSTOP)
     assert await checker.check("x+2", "2+x") is Verdict.TIMEOUT
@@ -101,9 +98,7 @@ async def test_stopped_worker_is_killed_at_the_deadline(checker: AnswerChecker) 
 
 
 @with_checker
-async def test_request_of_a_killed_worker_is_answered_by_a_fresh_one_and_an_idle_one_costs_none(
-    checker: AnswerChecker,
-) -> None:
+async def test_request_of_a_killed_worker_is_answered_by_a_fresh_one_and_an_idle_one_costs_none(checker):
     [victim], served = checker.pids, checker._workers[0].served
     os.kill(victim, signal.SIGSTOP)
     task = asyncio.ensure_future(checker.check("x+3", "3+x"))
@@ -119,7 +114,7 @@ async def test_request_of_a_killed_worker_is_answered_by_a_fresh_one_and_an_idle
 
 
 @with_checker
-async def test_second_crash_is_the_verdict(checker: AnswerChecker) -> None:
+async def test_second_crash_is_the_verdict(checker):
     async def murder() -> None:
         while True:
             for worker in checker._workers:
@@ -136,7 +131,7 @@ async def test_second_crash_is_the_verdict(checker: AnswerChecker) -> None:
 
 
 @with_checker
-async def test_worker_is_recycled_after_so_many_requests_or_bytes(checker: AnswerChecker) -> None:
+async def test_worker_is_recycled_after_so_many_requests_or_bytes(checker):
     for times, limits in enumerate(({"max_requests": 1}, {"max_rss_bytes": 1, "max_requests": 9}), 1):
         vars(checker).update(limits)
         await settle(checker)
@@ -144,7 +139,7 @@ async def test_worker_is_recycled_after_so_many_requests_or_bytes(checker: Answe
 
 
 @asynchronous
-async def test_hostile_answers_are_answered_and_the_loop_goes_on_while_a_verdict_times_out() -> None:
+async def test_hostile_answers_are_answered_and_the_loop_goes_on_while_a_verdict_times_out():
     """Each within the deadline, the workers alive, memory flat."""
     async with AnswerChecker(workers=2, deadline_s=1.0) as checker:
         slow = asyncio.ensure_future(checker.check(*SLOW_PAIR))
@@ -162,7 +157,7 @@ async def test_hostile_answers_are_answered_and_the_loop_goes_on_while_a_verdict
         assert all(psutil.Process(pid).memory_info().rss < 400 << 20 for pid in checker.pids)
 
 
-def test_blocking_entry_works_from_other_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocking_entry_works_from_other_threads(monkeypatch):
     monkeypatch.setattr(answer_checker, "BLOCKING_DEADLINE_S", 120.0)  # on a busy machine an easy sum may take seconds
     monkeypatch.setattr(answer_checker, "_background", None)
     pairs = [("\\sqrt{8}", "2\\sqrt{2}"), ("\\sqrt{8}", "\\sqrt{7}"), ("7", "9**9**9**9")]
@@ -172,7 +167,7 @@ def test_blocking_entry_works_from_other_threads(monkeypatch: pytest.MonkeyPatch
     assert verdicts == [Verdict.CORRECT, Verdict.WRONG, Verdict.WRONG]
 
 
-def test_close_during_a_request_ends_everything() -> None:
+def test_close_during_a_request_ends_everything():
     before, descriptors = children(), len(os.listdir("/proc/self/fd"))
 
     async def work() -> None:
@@ -192,14 +187,14 @@ def test_close_during_a_request_ends_everything() -> None:
 
 
 @asynchronous
-async def test_workers_that_cannot_start_are_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_workers_that_cannot_start_are_one_clear_error(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
     async with AnswerChecker(workers=1) as checker:
         with pytest.raises(RunError, match="do not start"):
             await checker.check("x+2", "2+x")
 
 
-def test_the_process_alone_compares_and_has_loaded_sympy_before() -> None:
+def test_the_process_alone_compares_and_has_loaded_sympy_before():
     """The deadline begins at the request: an import that falls into it makes the first integrals time out."""
     pairs = [("\\sqrt{8}", "2\\sqrt{2}", Verdict.CORRECT), ("x", "y", Verdict.WRONG), ("x", "\\frac{1}", Verdict.WRONG),
              ("\\foo{", "x", Verdict.UNVERIFIABLE), ("(", "x", Verdict.UNVERIFIABLE)]  # fmt: skip
@@ -233,14 +228,12 @@ NO_TORCH = "import sys, verify.checker_process, verify.math.algebra; sys.exit(st
 
 
 @pytest.mark.parametrize(("program", "error"), [(LIMITED, "MemoryError"), (LIGHT, ""), (NO_TORCH, "")])
-def test_memory_is_limited_and_neither_torch_nor_the_callers_sympy_are_imported(
-    root: Path, program: str, error: str
-) -> None:
+def test_memory_is_limited_and_neither_torch_nor_the_callers_sympy_are_imported(root, program, error):
     done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True)
     assert done.stderr.strip()[-11:] == error
 
 
-def test_other_parent_than_announced_ends_it_at_once(root: Path) -> None:
+def test_other_parent_than_announced_ends_it_at_once(root):
     name = "verify.checker_process:CheckerProcess"
     command = [sys.executable, "-m", "shared.served", name, str(os.getppid()), "2"]
     done = subprocess.run(command, cwd=root, input=b"", capture_output=True, timeout=50)

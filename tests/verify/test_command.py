@@ -1,7 +1,5 @@
 """`python -m verify`: verdicts, tables, bad lines, going on after Ctrl-C and after a crash."""
 
-from __future__ import annotations
-
 import fcntl
 import gzip
 import json
@@ -50,7 +48,7 @@ Verify = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def verify(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Verify:
+def verify(capsys, monkeypatch):
     """`python -m verify` in this process, with one worker: its exit code, and what it printed or said was wrong."""
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setattr("verify.__main__.worker_count", lambda _: 1)
@@ -67,7 +65,7 @@ def verify(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.slow
-def test_verdicts_and_tables(verify: Verify, tmp_path: Path) -> None:
+def test_verdicts_and_tables(verify, tmp_path):
     program = "<think>I double it at once.</think>So:\n```python\nprint(2 * int(input()))\n```"
     out, path = tmp_path / "out.jsonl", write(
         tmp_path / "in.jsonl",
@@ -98,7 +96,7 @@ def test_verdicts_and_tables(verify: Verify, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_zipped_input_and_settings_of_a_run(verify: Verify, root: Path, tmp_path: Path) -> None:
+def test_zipped_input_and_settings_of_a_run(verify, root, tmp_path):
     path = tmp_path / "in.jsonl.gz"
     path.write_bytes(gzip.compress(json.dumps({**ROW, "response": GOOD[7:], "tokens": 64}).encode()))
     settings = root / "configs" / "quickstart.toml"
@@ -107,9 +105,7 @@ def test_zipped_input_and_settings_of_a_run(verify: Verify, root: Path, tmp_path
 
 
 @pytest.mark.parametrize("row", read_table("verify/bad_input"), ids=lambda row: row["message"])
-def test_bad_input_is_one_error_with_the_repair_before_anything_is_graded(
-    verify: Verify, tmp_path: Path, row: dict[str, Any]
-) -> None:
+def test_bad_input_is_one_error_with_the_repair_before_anything_is_graded(verify, tmp_path, row):
     path = write(tmp_path / "in.jsonl", ROW | {"tokens": 5})
     path.write_text(path.read_text() + row.get("line", "") * row.get("times", 1) + "\n")
     code, error = verify(path, "--out", tmp_path / "out.jsonl", *row.get("arguments", []))
@@ -120,7 +116,7 @@ def test_bad_input_is_one_error_with_the_repair_before_anything_is_graded(
 
 
 @pytest.mark.slow
-def test_goes_on_after_ctrl_c(verify: Verify, root: Path, tmp_path: Path) -> None:
+def test_goes_on_after_ctrl_c(verify, root, tmp_path):
     (tmp_path / "slow.py").write_text(SLOW)
     path = write(tmp_path / "in.jsonl", *({**ROW, "id": str(index)} for index in range(80)))
     out = tmp_path / "out.jsonl"
@@ -144,7 +140,7 @@ def test_goes_on_after_ctrl_c(verify: Verify, root: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_verdicts_of_other_input_or_rewards_are_not_mixed(verify: Verify, tmp_path: Path) -> None:
+def test_verdicts_of_other_input_or_rewards_are_not_mixed(verify, tmp_path):
     path, out = write(tmp_path / "in.jsonl", ROW, ROW), tmp_path / "out.jsonl"
     assert verify(path, "--out", out)[0] == 0
     code, error = verify(path, "--out", out, "--reward.language=0.2")

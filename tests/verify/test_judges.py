@@ -1,8 +1,6 @@
 """Judges behind a real HTTP server: what they are shown, what their replies mean, broken and late ones, gates,
 ensembles, reward models, rewards of the group; and judges that are measured: honest, random, biased to the first."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random
@@ -12,10 +10,9 @@ import threading
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -80,7 +77,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "*")
     judges = Server()
     with serving(judges):
@@ -110,7 +107,7 @@ def clear_and_deep(server: Server) -> dict[str, Any]:
     return {"judges": {name: judge(server, instructions=f"Is it {name}?") for name in ("clear", "deep")}}
 
 
-def test_score_is_weighed_and_thoughts_stay_private(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_score_is_weighed_and_thoughts_stay_private(server, monkeypatch):
     monkeypatch.setenv("MY_KEY", "s3cret")
     fields = {"key_variable": "MY_KEY", "instructions": "Look at the style.", "max_tokens": 99}
     scored = reward(GOOD, **grader(server.url, **fields))
@@ -125,7 +122,7 @@ def test_score_is_weighed_and_thoughts_stay_private(server: Server, monkeypatch:
     assert server.seen[1]["key"] is None
 
 
-def test_failed_attempt_is_repeated(server: Server) -> None:
+def test_failed_attempt_is_repeated(server):
     first = [500, 429, "no number here", b"not json", b"{}", b'{"choices": [5]}', b"x" * (2 << 20)]
     times: Counter[int] = Counter()
 
@@ -141,7 +138,7 @@ def test_failed_attempt_is_repeated(server: Server) -> None:
         assert (scored.verdict, scored.extra, times[number]) == (Verdict.CORRECT, {"llm_judge": 0.5}, 2)
 
 
-def test_a_judge_that_is_broken_absent_or_late_is_no_grade(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_judge_that_is_broken_absent_or_late_is_no_grade(server, monkeypatch):
     server.decide = lambda _: 503
     scored = reward(GOOD, **grader(server.url))
     assert scored.verdict is Verdict.CRASH and "status 503" in scored.reason and len(server.seen) == 3
@@ -157,9 +154,7 @@ def test_a_judge_that_is_broken_absent_or_late_is_no_grade(server: Server, monke
     assert late.verdict is Verdict.TIMEOUT and not late.verdict.graded
 
 
-def test_questions_under_way_are_bounded_and_the_wait_for_others_does_not_count(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_questions_under_way_are_bounded_and_the_wait_for_others_does_not_count(server, monkeypatch):
     """Two of 24 at a time: the last ones wait for longer than a question may take."""
     under_way, most = [], [0]
 
@@ -177,12 +172,12 @@ def test_questions_under_way_are_bounded_and_the_wait_for_others_does_not_count(
 
 
 @pytest.mark.parametrize("row", read_table("verify/judge_replies"), ids=lambda row: row["reply"])
-def test_a_reply_is_read_as_a_person_reads_it(row: dict[str, Any]) -> None:
+def test_a_reply_is_read_as_a_person_reads_it(row):
     parse = parse_score if row["asked"] == "score" else parse_choice
     assert parse(row["reply"]) == (None if row["value"] is None else pytest.approx(row["value"]))
 
 
-def test_an_essay_is_worth_what_its_judges_say_without_a_box(server: Server) -> None:
+def test_an_essay_is_worth_what_its_judges_say_without_a_box(server):
     table = {**clear_and_deep(server), "extra": {"clear": 1.0, "deep": 0.5}, "format": 0, "language": 0}
     text = f"{THOUGHT}The sea is wide. It is never still."
     result = reward(text, ESSAY, **table)
@@ -195,7 +190,7 @@ def test_an_essay_is_worth_what_its_judges_say_without_a_box(server: Server) -> 
     assert len(server.seen) == 2, "each judge is asked once"
 
 
-def test_two_judges_agree_or_do_not_and_draw_principles_by_group(server: Server) -> None:
+def test_two_judges_agree_or_do_not_and_draw_principles_by_group(server):
     server.decide = lambda body: "SCORE: 8" if "clear" in asked(body)[0] or "wide" in asked(body)[1][0] else "SCORE: 2"
     judges = {"clear": judge(server, instructions="Is it clear?"), "deep": judge(server, instructions="Is it deep?")}
     judges["deep"] |= {"principles": [f"Principle {number}." for number in range(8)], "principles_drawn": 2}
@@ -212,7 +207,7 @@ def test_two_judges_agree_or_do_not_and_draw_principles_by_group(server: Server)
     assert {len(pair) for pair in drawn} == {2} and drawn[::2] == drawn[1::2] and len(set(drawn)) > 2
 
 
-def test_a_response_counts_only_if_it_passes_all_gates(server: Server) -> None:
+def test_a_response_counts_only_if_it_passes_all_gates(server):
     """Where one is closed it is paid as if the format were broken, and its verdict stays what it is."""
     table = clear_and_deep(server)
     for gates, response, closed in (
@@ -228,7 +223,7 @@ def test_a_response_counts_only_if_it_passes_all_gates(server: Server) -> None:
         assert result.total == (-0.5 if closed else pytest.approx(1.1))
 
 
-def test_reward_models_behind_vllm_and_behind_anything(server: Server) -> None:
+def test_reward_models_behind_vllm_and_behind_anything(server):
     server.decide = lambda body: {"data": [{"data": [[0.3], [2.0]]}]} if "messages" in body else {"score": 0.25}
     judges = {"model": judge(server, api="pooling"), "mine": judge(server, api="http", model="")}
     table: dict[str, Any] = {"judges": judges, "extra": {"model": 1, "mine": 1}}
@@ -241,7 +236,7 @@ def test_reward_models_behind_vllm_and_behind_anything(server: Server) -> None:
     assert reward(f"{THOUGHT}The sea.", ESSAY, **table).verdict is Verdict.CRASH
 
 
-def test_judges_in_a_settings_file(tmp_path: Path) -> None:
+def test_judges_in_a_settings_file(tmp_path):
     path = tmp_path / "a.toml"
     path.write_text(
         '[reward]\nextra = { clear = 1 }\ngates = { clear = 0.5 }\n[reward.judges.clear]\nurl = "http://x"\n'
@@ -257,7 +252,7 @@ def test_judges_in_a_settings_file(tmp_path: Path) -> None:
     assert free == {"url", "most_bias"}, "a run goes on with a judge at another address but not with another judge"
 
 
-def test_the_manual_s_judges_generated_problems_and_reward_of_the_group_load(root: Path, tmp_path: Path) -> None:
+def test_the_manual_s_judges_generated_problems_and_reward_of_the_group_load(root, tmp_path):
     manual = (root / "docs" / "rewards.md").read_text(encoding="utf-8")
     blocks = dict(re.findall(r"```(?:python|toml) (generated|judges|group)\n(.*?)```", manual, re.DOTALL))
     (tmp_path / "group.py").write_text(blocks["group"])
@@ -274,7 +269,7 @@ def case(response: str, tokens: int = 10, verdict: Verdict = Verdict.CORRECT) ->
     return Case(ESSAY, "", response, "", tokens, verdict, 0.0, settings())
 
 
-def test_novelty_and_length_by_hand() -> None:
+def test_novelty_and_length_by_hand():
     # runs of 2 words: {ab, bc}, {ab, bd}, {xy, yz}: likeness 1/3, 0, 0
     cases = [case("a b c"), case("a b d"), case("x y z")]
     assert novelty(cases, NoveltyOptions(words=2)) == pytest.approx([1 - 1 / 6, 1 - 1 / 6, 1.0])
@@ -284,7 +279,7 @@ def test_novelty_and_length_by_hand() -> None:
     assert group_length(lengths[:1] * 3) == [0.0] * 3
 
 
-def test_a_reward_of_the_group_leaves_what_is_not_graded_as_it_is() -> None:
+def test_a_reward_of_the_group_leaves_what_is_not_graded_as_it_is():
     verdicts = (Verdict.CORRECT, Verdict.NO_ANSWER, Verdict.TIMEOUT)
     before = [Reward(0.0, 0.0, 0.0, 0.0, 0.0, verdict) for verdict in verdicts]
     scorer = CompletionScorer(settings(extra={"group_length": 1.0}), Grader())
@@ -311,7 +306,7 @@ def settled(responses: list[str], problem: Problem, scorer: Any = None, index: i
 
 
 @pytest.mark.slow
-def test_a_reward_of_the_group_in_a_plugin_file(tmp_path: Path) -> None:
+def test_a_reward_of_the_group_in_a_plugin_file(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
         "from verify.plugins import Case, RewardOptions, group_reward\n\n"
@@ -383,7 +378,7 @@ def measure(
 
 
 @pytest.mark.parametrize("decide", [honest, first, drawn])
-def test_accuracy_of_scores_is_what_the_script_did(server: Server, decide: Any) -> None:
+def test_accuracy_of_scores_is_what_the_script_did(server, decide):
     scorer, _, decisions = measure(server, decide, "score")
     right = [high == ("boxed{8}" in solutions[0]) for high, solutions in decisions]
     share = {honest: 1, first: 0.5}.get(decide, sum(right) / len(right))
@@ -391,7 +386,7 @@ def test_accuracy_of_scores_is_what_the_script_did(server: Server, decide: Any) 
 
 
 @pytest.mark.parametrize("decide", [honest, first, drawn])
-def test_accuracy_and_bias_of_choices_are_what_the_script_did(server: Server, decide: Any) -> None:
+def test_accuracy_and_bias_of_choices_are_what_the_script_did(server, decide):
     scorer, result, decisions = measure(server, decide, "pairs")
     assert len(decisions) == 6 * SIZE * 2, "each of n pairs in both orders"
     row = [scorer.judge_metrics[f"judge/who/{name}"] for name in ("accuracy", "position_bias", "agreement")]
@@ -407,7 +402,7 @@ def test_accuracy_and_bias_of_choices_are_what_the_script_did(server: Server, de
         assert {each.extra["who"] for each in result} == {0.5}, "both orders: a place earns nothing"
 
 
-def test_a_bad_judge_stops_the_run_and_a_good_one_does_not(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_judge_stops_the_run_and_a_good_one_does_not(server, monkeypatch):
     monkeypatch.setattr(llm_judge, "LEAST", 20)
     with pytest.raises(RunError, match="the judge who is right on 50.0% of the last 2[0-9] answers"):
         measure(server, first, "score", least_accuracy=0.6)
@@ -416,7 +411,7 @@ def test_a_bad_judge_stops_the_run_and_a_good_one_does_not(server: Server, monke
     measure(server, honest, "pairs", 3, least_accuracy=0.9, most_bias=0.1)
 
 
-def test_a_dead_or_slow_judge_is_masked_and_counted(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_or_slow_judge_is_masked_and_counted(server, monkeypatch):
     monkeypatch.setattr(llm_judge, "ATTEMPTS", 1)
     end = threading.Event()
     slow = lambda _: end.wait(60) and "SCORE: 9"  # noqa: E731

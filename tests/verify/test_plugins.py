@@ -1,8 +1,6 @@
 """Rewards by name: the ready ones, weights, the transform, options, and plug-in files: what they define, and those that
 raise, hang, exit or are killed: the file, the line and the fault are named, and nothing else ends."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import re
@@ -38,7 +36,7 @@ def plugin(folder: Path, body: str) -> str:
     return str(path)
 
 
-def test_cosine_length() -> None:
+def test_cosine_length():
     """And values of 2502.03373: right 2 to 1, wrong -10 to 0; a quarter of the way is 0.8536 of the short end."""
     for tokens, right, wrong in ((0, 1.0, -1.0), (50, 0.75, -0.5), (99, 0.5, 0.0), (100, -1, -1), (5000, -1, -1)):
         assert cosine_length(tokens, 100, True, CosineOptions()) == pytest.approx(right, abs=1e-3)
@@ -48,7 +46,7 @@ def test_cosine_length() -> None:
     assert cosine_length(25, 100, False, paper) == pytest.approx(-8.535534)
 
 
-def test_repetition_costs_its_share_of_the_weight() -> None:
+def test_repetition_costs_its_share_of_the_weight():
     assert repeated_share("a b c d", 2) == repeated_share("one two", 20) == 0.0
     assert repeated_share("a b a b a b", 2) == repeated_share("我们我们我们", 2) == pytest.approx(1 - 2 / 5)
     assert repeated_share("wait " * 101, 2) == pytest.approx(0.99)
@@ -57,7 +55,7 @@ def test_repetition_costs_its_share_of_the_weight() -> None:
     assert -0.05 < costs[0] < -0.045 and costs[1] == 0.0
 
 
-def test_log_sigmoid_transform() -> None:
+def test_log_sigmoid_transform():
     assert log_sigmoid(0.5, 0.5) == pytest.approx(-math.log(2))
     assert log_sigmoid(1e9, 0) == 0.0 and log_sigmoid(-1e9, 0) == -1e9
     chosen: dict[str, Any] = {"extra": {"tests_passed": 2.0}, "options": {"tests_passed": {"log_sigmoid": 0.5}}}
@@ -68,13 +66,13 @@ def test_log_sigmoid_transform() -> None:
 
 
 @pytest.mark.parametrize("row", read_table("verify/wrong_settings"), ids=lambda row: row["message"])
-def test_wrong_names_options_and_judges_are_one_line_with_the_repair(row: dict[str, Any]) -> None:
+def test_wrong_names_options_and_judges_are_one_line_with_the_repair(row):
     with pytest.raises(ConfigError, match=row["message"]) as error:
         choose(settings(**row["reward"]))
     assert "\n" not in str(error.value)
 
 
-def test_each_reward_has_options_of_its_own() -> None:
+def test_each_reward_has_options_of_its_own():
     echo = GOOD.replace("</think>", " Tom buys 3 more. Tom buys 3 more.</think>")
     four, many = (reward(echo, extra={"repetition": 1}, options={"repetition": {"words": words}}) for words in (4, 20))
     assert four.extra["repetition"] < many.extra["repetition"] == 0
@@ -83,7 +81,7 @@ def test_each_reward_has_options_of_its_own() -> None:
 
 
 @pytest.fixture
-def restored(monkeypatch: pytest.MonkeyPatch) -> None:
+def restored(monkeypatch):
     """A verifier of the test's is not there after it."""
     known_domains()
     monkeypatch.setattr(verifiers, "VERIFIERS", dict(verifiers.VERIFIERS))
@@ -91,7 +89,7 @@ def restored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("restored")
-def test_the_manuals_reward_and_verifier_run(tmp_path: Path, root: Path) -> None:
+def test_the_manuals_reward_and_verifier_run(tmp_path, root):
     """The ten lines of docs/rewards.md, as they stand there."""
     manual = (root / "docs" / "rewards.md").read_text(encoding="utf-8")
     tables = {}
@@ -115,7 +113,7 @@ def test_the_manuals_reward_and_verifier_run(tmp_path: Path, root: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_reward_of_the_users_own_has_options(tmp_path: Path) -> None:
+def test_a_reward_of_the_users_own_has_options(tmp_path):
     mine = plugin(
         tmp_path,
         'class Mine(RewardOptions):\n    share: float = 0.5\n\n@reward("mine", options=Mine)\n'
@@ -128,7 +126,7 @@ def test_a_reward_of_the_users_own_has_options(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("restored")
-def test_what_a_verifier_may_return() -> None:
+def test_what_a_verifier_may_return():
     """True, a share and a finding; a share is only right when it is 1. Numbers outside of [0, 1] are an error."""
     late = Finding(Verdict.TIMEOUT, 0.0, "late")
     returned: Any = None
@@ -166,9 +164,7 @@ def test_what_a_verifier_may_return() -> None:
         ('@verifier("mine", needs="sandbox")\ndef f(answer): ...', "'mine' .*gives 'needs' or 'validate'"),
     ],
 )
-def test_a_file_that_cannot_be_loaded_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, message: str
-) -> None:
+def test_a_file_that_cannot_be_loaded_is_named(tmp_path, monkeypatch, body, message):
     monkeypatch.setattr(plugin_host, "START_S", 9.0 if "while True" in body else 60.0)
     chosen = settings(plugins=[plugin(tmp_path, body)], extra={"mine": 1})
     for _ in range(2 if "_exit" in body else 1):  # it is not kept
@@ -177,7 +173,7 @@ def test_a_file_that_cannot_be_loaded_is_named(
 
 
 @pytest.mark.slow
-def test_a_call_that_fails_costs_one_completion_and_names_the_line(tmp_path: Path) -> None:
+def test_a_call_that_fails_costs_one_completion_and_names_the_line(tmp_path):
     """The bad problem fails each time, in any event loop; the others around it, asked at the same time, are graded."""
 
     faults = read_table("verify/plugin_faults")
@@ -205,7 +201,7 @@ def test_a_call_that_fails_costs_one_completion_and_names_the_line(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("restored")
-def test_a_fault_of_a_verifier_costs_one_completion(tmp_path: Path) -> None:
+def test_a_fault_of_a_verifier_costs_one_completion(tmp_path):
     mine = plugin(
         tmp_path,
         '@verifier("mine")\ndef f(answer: Answer) -> bool:\n    if answer.text == "5": return 1 / 0\n'
@@ -223,7 +219,7 @@ def test_a_fault_of_a_verifier_costs_one_completion(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @asynchronous
-async def test_rewards_that_wait_overlap_and_the_callers_loop_goes_on(tmp_path: Path) -> None:
+async def test_rewards_that_wait_overlap_and_the_callers_loop_goes_on(tmp_path):
     together = (
         'running, all_run = [], asyncio.Event()\n\n@reward("mine")\nasync def f(case: Case) -> float:\n'
         "    running.append(case)\n    if len(running) == 40:\n        all_run.set()\n"
@@ -241,7 +237,7 @@ async def test_rewards_that_wait_overlap_and_the_callers_loop_goes_on(tmp_path: 
 
 
 @pytest.mark.slow
-def test_calls_that_nobody_waits_for_any_more_do_no_harm(tmp_path: Path) -> None:
+def test_calls_that_nobody_waits_for_any_more_do_no_harm(tmp_path):
     """They are given up before they begin and while they run."""
     slow = '@reward("mine")\ndef f(case: Case) -> float:\n    time.sleep(0.3)\n    return 1.0'
     scorer = CompletionScorer(settings(plugins=[plugin(tmp_path, slow)], extra={"mine": 1.0}), Grader())
@@ -258,9 +254,7 @@ def test_calls_that_nobody_waits_for_any_more_do_no_harm(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_process_that_stands_still_before_a_call_begins_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_stands_still_before_a_call_begins_is_replaced(tmp_path, monkeypatch):
     monkeypatch.setattr(plugin_host, "SILENCE_S", 0.5)
     stops = (
         '@reward("mine")\ndef f(case: Case) -> float:\n'

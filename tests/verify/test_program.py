@@ -1,8 +1,6 @@
 """Programs and their verdicts (programs.jsonl: the program that gets each verdict on a row's tests), what they print
 and return, what is told of tests that nobody can run, and attacks on the grader, after which nothing is left."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import select
@@ -46,7 +44,7 @@ def kinds() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("kind", kinds())
-def test_programs_get_the_verdict_of_their_row(sandboxes: SandboxPool, kind: str) -> None:
+def test_programs_get_the_verdict_of_their_row(sandboxes, kind):
     different = []
     for row in (row for row in ROWS if row["kind"] == kind):
         language, tests = row.get("language", "python"), row.get("tests", FIRST)
@@ -61,7 +59,7 @@ def test_programs_get_the_verdict_of_their_row(sandboxes: SandboxPool, kind: str
     assert not different
 
 
-def test_a_megabyte_goes_in_and_comes_out(sandboxes: SandboxPool) -> None:
+def test_a_megabyte_goes_in_and_comes_out(sandboxes):
     numbers = "1 " * 500_000
     assert run_tests("print(input())", "python", [StdioTest(numbers, numbers)], pool=sandboxes) == Verdict.CORRECT
     for program in (
@@ -75,9 +73,7 @@ def test_a_megabyte_goes_in_and_comes_out(sandboxes: SandboxPool) -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_a_program_that_raises_is_reported_though_its_end_is_seen_first(
-    sandboxes: SandboxPool, monkeypatch: pytest.MonkeyPatch, late: bool
-) -> None:
+def test_a_program_that_raises_is_reported_though_its_end_is_seen_first(sandboxes, monkeypatch, late):
     def wait_for_the_end(pipes: dict[SandboxHandle, Pipe], deadline_s: float, stop: Callable[[], bool]) -> None:
         assert select.select([owner.ours for owner in pipes], [], [], 60)[0]
 
@@ -87,13 +83,13 @@ def test_a_program_that_raises_is_reported_though_its_end_is_seen_first(
     assert raised == Verdict.WRONG and raised.reason == "raised NameError: x"
 
 
-def test_sleep_is_not_taken_for_a_busy_host_again_and_again(sandboxes: SandboxPool) -> None:
+def test_sleep_is_not_taken_for_a_busy_host_again_and_again(sandboxes):
     source = "import time\nwhile time.process_time() < 0.1: pass\ntime.sleep(0.6)\nprint(6)"
     outcome = run_tests(source, "python", TWICE[:1] * 6, Limits(test_s=0.5), pool=sandboxes)
     assert outcome == Verdict.WRONG and outcome.statuses.count(Status.PASSED) <= 2
 
 
-def test_what_cannot_be_run_is_told(sandboxes: SandboxPool) -> None:
+def test_what_cannot_be_run_is_told(sandboxes):
     with pytest.raises(DataError, match="test_seconds"):
         run_tests("", "python", TWICE, {"test_seconds": 2}, pool=sandboxes)
     with pytest.raises(DataError, match="rust"):
@@ -115,7 +111,7 @@ def test_what_cannot_be_run_is_told(sandboxes: SandboxPool) -> None:
     ]
 
 
-def test_outputs_of_python_programs(sandboxes: SandboxPool) -> None:
+def test_outputs_of_python_programs(sandboxes):
     """What is printed or returned, without comparing it."""
 
     def outputs(source: str, *tests: Any, **limits: float) -> list[Any]:
@@ -144,7 +140,7 @@ def test_outputs_of_python_programs(sandboxes: SandboxPool) -> None:
 
 
 @needs_compiler
-def test_outputs_of_cpp_programs(sandboxes: SandboxPool) -> None:
+def test_outputs_of_cpp_programs(sandboxes):
     source = "#include <iostream>\nint main() { int n; std::cin >> n; std::cout << 2 * n << std::endl; }"
     tests = [StdioTest("4", ""), StdioTest("5", "")]
     results = asyncio.run(in_thread(run_outputs, source, "cpp", tests, pool=sandboxes))
@@ -155,7 +151,7 @@ def test_outputs_of_cpp_programs(sandboxes: SandboxPool) -> None:
 
 
 @needs_compiler
-def test_a_host_without_static_libraries_runs_other_cpp_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_host_without_static_libraries_runs_other_cpp_programs(monkeypatch):
     monkeypatch.setattr(cpp, "missing_library", lambda: "libc.a")
     pool = SandboxPool(1, shared_folder=cpp.cache_folder())
     source = '#include <cstdio>\nint main() { puts("6"); }'
@@ -188,7 +184,7 @@ def attacks() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def walls(request: pytest.FixtureRequest) -> Iterator[SandboxPool]:
+def walls(request):
     """One lease runs all attacks on one kind of isolation: one that broke its sandbox would fail those after."""
     namespaces, landlock = request.param != "landlock only", request.param != "namespaces only"
     with tempfile.TemporaryDirectory(prefix="attacks-", dir="/tmp") as folder, pytest.MonkeyPatch.context() as patch:
@@ -206,7 +202,7 @@ def traces(pool: SandboxPool) -> tuple[int, list[str]]:
 
 
 @pytest.mark.parametrize(("walls", "row"), attacks(), indirect=["walls"])
-def test_attack(walls: SandboxPool, open_folder: Path, row: dict[str, Any]) -> None:
+def test_attack(walls, open_folder, row):
     """{canary} stands for a file outside that any user may read and write, in a folder open to all."""
     canary = open_folder / "canary"
     canary.write_text("6\n")

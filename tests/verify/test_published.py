@@ -1,7 +1,5 @@
 """Rows of public sets, under their own columns, become our rows; rows that could be two things are refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -26,7 +24,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_each_published_set_is_read_as_it_is(name: str, tmp_path: Path) -> None:
+def test_each_published_set_is_read_as_it_is(name, tmp_path):
     rows = SETS[name]
     result = read_problems(write(tmp_path / "rows.jsonl", [each.row for each in rows]), "data.train")
     assert len(result.problems) == len(rows) and not result.warnings
@@ -40,7 +38,7 @@ def test_each_published_set_is_read_as_it_is(name: str, tmp_path: Path) -> None:
         assert to_native(native, "row 1") == (native, NATIVE), "what was read is in our own form"
 
 
-def test_the_launch_says_which_reader_read_the_file(tmp_path: Path) -> None:
+def test_the_launch_says_which_reader_read_the_file(tmp_path):
     path = write(tmp_path / "rows.jsonl", [SETS[name][0].row for name in ("gsm8k", "numina", "mbpp")] * 2)
     line = "data.train: 6 problems read: 2 as worked solutions (GSM8K, MATH), 2 as our own form, 2 as MBPP"
     assert read_problems(path, "data.train").read_as == line
@@ -49,7 +47,7 @@ def test_the_launch_says_which_reader_read_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_right_solution_of_each_set_is_paid_and_a_wrong_one_is_not(tmp_path: Path) -> None:
+def test_the_right_solution_of_each_set_is_paid_and_a_wrong_one_is_not(tmp_path):
     chosen = [(name, each) for name in sorted(SETS) for each in SETS[name][2:4]]
     asked = [each.row | {"response": response} for _, each in chosen for response in (each.right, each.wrong)]
     out = tmp_path / "out.jsonl"
@@ -61,7 +59,7 @@ def test_the_right_solution_of_each_set_is_paid_and_a_wrong_one_is_not(tmp_path:
 
 
 @pytest.mark.parametrize("case", read_table("verify/published_rows"), ids=lambda case: str(case)[:90])
-def test_neighbours_of_the_shapes(case: dict[str, Any]) -> None:
+def test_neighbours_of_the_shapes(case):
     """Those that are read, those in our own form, which wins, and those that are not beyond doubt."""
     if case["kind"] == "own form":
         assert to_native(case["row"], "row 1") == (case["row"], NATIVE)
@@ -74,7 +72,7 @@ def test_neighbours_of_the_shapes(case: dict[str, Any]) -> None:
         assert str(error.value).count("rows.jsonl:1") == 1, "the place is told once"
 
 
-def test_columns_of_the_users_own(tmp_path: Path) -> None:
+def test_columns_of_the_users_own(tmp_path):
     rows = [{"q": QUESTION, "truth": {"value": "6"}, "rate": 0.5, "answer": "not this"}]
     data = Data(columns={"problem": "q", "answer": "truth.value", "pass_rate": "rate"})
     [problem] = read_problems(write(tmp_path / "rows.jsonl", rows), "data.train", data).problems
@@ -89,12 +87,12 @@ def test_columns_of_the_users_own(tmp_path: Path) -> None:
     assert to_native(renamed(gsm8k, {"problem": "question"}, ""), "")[0] == to_native(gsm8k, "")[0]
 
 
-def test_a_system_message_stays_before_the_words_of_the_user() -> None:
+def test_a_system_message_stays_before_the_words_of_the_user():
     prompt = [{"role": "system", "content": "Count in dozens."}, {"role": "user", "content": QUESTION}]
     assert read_problem({"prompt": prompt, "answer": "6"}, "").text == f"Count in dozens.\n\n{QUESTION}"
 
 
-def test_missing_cells_of_pandas_are_missing() -> None:
+def test_missing_cells_of_pandas_are_missing():
     row = {"problem": QUESTION, "answer": "6", "pass_rate": float("nan"), "language": float("nan"), "id": float("nan")}
     problem = read_problem(row, "rows.jsonl:1")
     assert (problem.pass_rate, problem.language, problem.id) == (None, "en", "rows.jsonl:1")
@@ -103,7 +101,7 @@ def test_missing_cells_of_pandas_are_missing() -> None:
 
 
 @pytest.mark.parametrize("name", SETS)
-def test_a_cell_of_any_type_is_read_or_refused_with_the_place(name: str) -> None:
+def test_a_cell_of_any_type_is_read_or_refused_with_the_place(name):
     odd: list[Any] = [None, 1, 0.5, True, "", "x", "[", "{}", [], {}, [None], [[]], {"a": 1}, [{"role": 1}], "\ud800"]
     for column in SETS[name][1].row:
         for cell in odd:

@@ -1,8 +1,6 @@
 """What only the real problem sets beside the checkout can show; `pytest --soak` runs it (the same rules on rows of our
 own: test_cases.py, test_published.py, test_calls.py, test_instructions.py, test_language.py, test_program.py)."""
 
-from __future__ import annotations
-
 import ast
 import json
 import shutil
@@ -18,7 +16,6 @@ from tests.verify.blocking import judge
 from tests.verify.rewritings import DIFFERENT, SAME
 from trainer.data.problem_file import read_problems
 from verify.code.runner import run_tests
-from verify.code.sandbox_pool import SandboxPool
 from verify.code.tests import Limits
 from verify.ground_truth import may_be_placeholder, not_an_answer
 from verify.language import detect
@@ -33,7 +30,7 @@ def rows(folder: Path, name: str) -> list[dict[str, Any]]:
     return [row.fields for path in sorted(folder.glob(f"{name}.jsonl*")) for row in read_rows(path)]
 
 
-def test_answers_equal_themselves_and_their_rewritings(data_folder: Path) -> None:
+def test_answers_equal_themselves_and_their_rewritings(data_folder):
     of_all = [row["answer"] for row in rows(data_folder, "*") if row.get("domain") == "math"]
     answers = sorted({answer for answer in of_all if isinstance(answer, str)})
     assert [answer for answer in answers if judge(answer, answer) is not Verdict.CORRECT] == []
@@ -58,7 +55,7 @@ def rebuilt(name: str, row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["gsm8k_test", "math500", "deepmath_sample", "aime24"])
-def test_published_columns_have_the_answers_that_the_sets_are_known_by(name: str, data_folder: Path) -> None:
+def test_published_columns_have_the_answers_that_the_sets_are_known_by(name, data_folder):
     known = read_problems(next(data_folder.glob(f"{name}.jsonl*")), "data.train").problems
     read = [read_problem(rebuilt(name, row), "a row") for row in rows(data_folder, name)]
     assert [each.text for each in read] == [each.text for each in known]
@@ -66,7 +63,7 @@ def test_published_columns_have_the_answers_that_the_sets_are_known_by(name: str
     assert len(other) <= 0.01 * len(known), other[:9]
 
 
-def test_problems_are_detected_in_every_language(data_folder: Path) -> None:
+def test_problems_are_detected_in_every_language(data_folder):
     read = rows(data_folder, "mgsm")
     counts = Counter(row["language"] for row in read)
     right = Counter(row["language"] for row in read if detect(row["problem"]).language == row["language"])
@@ -74,7 +71,7 @@ def test_problems_are_detected_in_every_language(data_folder: Path) -> None:
     assert all(right[language] / counts[language] >= 0.99 for language in counts), right
 
 
-def test_all_instructions_of_ifeval_are_understood(data_folder: Path) -> None:
+def test_all_instructions_of_ifeval_are_understood(data_folder):
     read = [row["tests"] for row in rows(data_folder, "ifeval")]
     assert len(read) == 541
     for tests in read:
@@ -90,7 +87,7 @@ def accepted(values: list[Any]) -> Any:
     return [accepted([inner]) for inner in value] if isinstance(value, list) else value
 
 
-def test_an_accepted_call_of_every_row_is_right_and_an_empty_one_is_not(data_folder: Path) -> None:
+def test_an_accepted_call_of_every_row_is_right_and_an_empty_one_is_not(data_folder):
     read = rows(data_folder, "bfcl_simple_irrelevance")
     assert len(read) == 640
     for row in read:
@@ -110,9 +107,7 @@ def break_returns(row: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize(("name", "language"), [("mbpp", "python"), ("humaneval", "python"), ("humaneval_cpp", "cpp")])
-def test_references_pass_and_broken_ones_fail(
-    sandboxes: SandboxPool, data_folder: Path, name: str, language: Any
-) -> None:
+def test_references_pass_and_broken_ones_fail(sandboxes, data_folder, name, language):
     if language == "cpp" and not shutil.which("g++"):
         pytest.skip("g++ is not installed")
     for row in (row for row in rows(data_folder, name) if not row["meta"].get("skip")):

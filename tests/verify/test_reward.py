@@ -6,8 +6,6 @@ to -0.1 over the last 20 of 100 tokens, language 0.1. Source: Magistral (2506.10
 completions that a policy could learn to earn a reward with, and honest ones that look alike.
 """
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections import defaultdict
@@ -51,7 +49,7 @@ EMPTY = ("empty box", "empty reasoning")
 
 
 @pytest.mark.parametrize("row", read_table("verify/rewards"), ids=lambda row: row["name"])
-def test_reward_is_the_papers_and_by_default_only_empty_boxes_and_thoughts_differ(row: dict[str, Any]) -> None:
+def test_reward_is_the_papers_and_by_default_only_empty_boxes_and_thoughts_differ(row):
     cases = [({"refuse": []}, row["parts"]), ({}, [0] * 4 if row["name"] in EMPTY else row["parts"])]
     for changes, parts in [(row["settings"], row["parts"])] if "settings" in row else cases:
         problem, opened, grader = PROBLEMS[row.get("problem", "apples")], row.get("opened", False), Grader()
@@ -65,14 +63,14 @@ def test_reward_is_the_papers_and_by_default_only_empty_boxes_and_thoughts_diffe
             assert result.consistent is False and "expected fr" in result.reason
 
 
-def test_length_penalty_by_hand() -> None:
+def test_length_penalty_by_hand():
     for tokens, penalty in ((0, 0), (31_999, 0), (32_000, 0), (34_000, -0.025), (36_000, -0.05), (40_000, -0.1),
                             (40_001, -0.1), (10**9, -0.1)):  # fmt: skip
         assert length_penalty(tokens, 40_000, 8_000) == pytest.approx(penalty, abs=1e-12)
         assert length_penalty(tokens, 40_000, 8_000, weight=0.5) == pytest.approx(5 * penalty, abs=1e-12)
 
 
-def test_impossible_limits_name_the_settings() -> None:
+def test_impossible_limits_name_the_settings():
     for longest, buffer in ((0, 32), (16, 32), (100, 0)):
         with pytest.raises(ConfigError, match=r"reward\.overlong_buffer.*reward\.length_max"):
             length_penalty(10, longest, buffer)
@@ -80,7 +78,7 @@ def test_impossible_limits_name_the_settings() -> None:
         asyncio.run(CompletionScorer(RewardWeights(), Grader()).score(PROBLEM, GOOD, 10))
 
 
-def test_record_says_what_was_found() -> None:
+def test_record_says_what_was_found():
     result, broken = reward(GOOD), reward("The answer is \\boxed{8}.")
     assert (result.verdict, result.answer, result.consistent, result.languages) == ("correct", "8", True, ("en",) * 3)
     assert (broken.verdict, broken.answer, broken.consistent) == (Verdict.NO_ANSWER, None, None)
@@ -93,7 +91,7 @@ def test_record_says_what_was_found() -> None:
     assert result.verdict is Verdict.UNVERIFIABLE and "no sandbox" in result.reason
 
 
-def test_the_language_of_a_long_response_is_detected_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_language_of_a_long_response_is_detected_outside_of_the_event_loop(monkeypatch):
     in_loop = []
 
     def noted(*parts: str, **options: Any) -> Consistency:
@@ -106,7 +104,7 @@ def test_the_language_of_a_long_response_is_detected_outside_of_the_event_loop(m
     assert in_loop == [True, False]
 
 
-def test_blocking_score_takes_rows_and_settings_and_any_thread() -> None:
+def test_blocking_score_takes_rows_and_settings_and_any_thread():
     assert score({"problem": PROBLEM.text, "answer": 8}, GOOD).total == pytest.approx(1.1)
     config = Config.model_validate({"rollout": {"max_completion_tokens": 100}, "reward": {"overlong_buffer": 20}})
     assert score(PROBLEM, GOOD, config, tokens=90).total == pytest.approx(1.05)
@@ -148,7 +146,7 @@ def rewarded(row: dict[str, Any], **changes: Any) -> Reward:
 
 
 @pytest.mark.parametrize("kind", GUARDED)
-def test_only_what_is_deserved_is_paid_and_without_its_rule_the_rest_is(kind: str) -> None:
+def test_only_what_is_deserved_is_paid_and_without_its_rule_the_rest_is(kind):
     part, undeserved = GUARDED[kind], [row for row in REFUSALS[kind] if not row["paid"]]
     assert not [row for row in REFUSALS[kind] if (getattr(rewarded(row), part) > 0) is not row["paid"]]
     others = [rule for rule in GUARDED if rule != kind]
@@ -156,7 +154,7 @@ def test_only_what_is_deserved_is_paid_and_without_its_rule_the_rest_is(kind: st
     assert len(undeserved) // 2 < paid and 20 <= len(undeserved) < len(REFUSALS[kind])
 
 
-def test_a_refusal_says_why() -> None:
+def test_a_refusal_says_why():
     for row in REFUSALS["last line"]:  # of its own, for the box
         result = rewarded(row, refuse=["unstated", "several", "hidden"])
         assert row["reason"] in result.reason and (result.correctness > 0) is row["paid"], row
@@ -168,7 +166,7 @@ def test_a_refusal_says_why() -> None:
 
 
 @pytest.mark.slow
-def test_hostile_text_takes_linear_time() -> None:
+def test_hostile_text_takes_linear_time():
     for piece in ("\\boxed{}", "\\boxed{1} or ", "\\boxed{", "`", "```\n", "<!--", "<a ", "\n%", "a% ", "\\text{", "- ",
                   "~~a", "not "):  # fmt: skip
         long = piece * (300_000 // len(piece))
@@ -198,14 +196,14 @@ def scored(scorer: RewardScorer, ids: list[int], problem: Problem = PROBLEM) -> 
 
 
 @pytest.mark.parametrize("row", read_table("verify/sampled"), ids=str)
-def test_reward_of_sampled_tokens(row: dict[str, Any]) -> None:
+def test_reward_of_sampled_tokens(row):
     """Of templates that open the thought, or close it, and of control tokens."""
     chat = Tokens(TEXTS, row["prefix"], row["control"])
     result, text = scored(scorer_of(chat, 10, overlong_buffer=5), row["ids"])
     assert result.total == pytest.approx(row["total"]) and text == row["prefix"] + chat.decode(row["ids"]), result
 
 
-def test_extra_rewards_reach_the_run_and_a_length_penalty_that_is_off_needs_no_limits() -> None:
+def test_extra_rewards_reach_the_run_and_a_length_penalty_that_is_off_needs_no_limits():
     """The buffer is longer than so short a completion may be."""
     scorer = scorer_of(Tokens(TEXTS), 10, length=0, overlong_buffer=32, extra={"cosine_length": 0.5})
     result, _ = scored(scorer, [5, 3, 6, 4])
@@ -215,7 +213,7 @@ def test_extra_rewards_reach_the_run_and_a_length_penalty_that_is_off_needs_no_l
 
 
 @pytest.mark.slow
-def test_programs_are_run_in_training_and_their_isolation_is_told() -> None:
+def test_programs_are_run_in_training_and_their_isolation_is_told():
     tests = [{"input": "0\n", "output": "0\n"}, {"input": "4\n", "output": "8\n"}]
     problem = Problem("c", "Write a program that doubles a number.", "", domain="code", tests=tests)
     for program, verdict, share in ((9, Verdict.CORRECT, 1.0), (10, Verdict.WRONG, 0.5)):
@@ -232,7 +230,7 @@ def test_programs_are_run_in_training_and_their_isolation_is_told() -> None:
     assert asyncio.run(isolation(PROBLEM)) == "" and asyncio.run(isolation(problem)).startswith("sandbox: ")
 
 
-def test_window_forgives_few_failures_forgets_old_ones_and_stops_at_too_many() -> None:
+def test_window_forgives_few_failures_forgets_old_ones_and_stops_at_too_many():
     window = FailureWindow(0.05, size=200)
     for verdict in [Verdict.OPEN] * 200 + [Verdict.CRASH, *[Verdict.WRONG] * 19] * 50:
         window.add(verdict)
@@ -248,9 +246,7 @@ def test_window_forgives_few_failures_forgets_old_ones_and_stops_at_too_many() -
 
 
 @asynchronous
-async def test_failures_are_told_once_with_their_rate_and_end_the_run_above_a_share(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_failures_are_told_once_with_their_rate_and_end_the_run_above_a_share(monkeypatch):
     """A plug-in that fails for one problem in ten: the reward, the problem and the error, how often; then the end."""
 
     def sometimes(case: Case) -> float:
@@ -275,5 +271,5 @@ async def test_failures_are_told_once_with_their_rate_and_end_the_run_above_a_sh
         await score(*("good" if number % 8 else "bad" for number in range(200)))
 
 
-def test_every_verdict_has_a_metric() -> None:
+def test_every_verdict_has_a_metric():
     assert {f"verify/{verdict.value.replace(' ', '_')}" for verdict in Verdict} <= METRICS.keys()

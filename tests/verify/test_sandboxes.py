@@ -1,8 +1,6 @@
 """The life of sandboxes (lost, stopped, closed, killed with their owner), and hosts that are not as one would wish: old
 kernels, root without namespaces, broken compilers, full disks."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import os
@@ -12,7 +10,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -39,7 +36,7 @@ TWICE = [StdioTest("3\n", "6\n"), StdioTest("-1\n", "-2\n")]
 
 
 @pytest.fixture
-def pool(request: pytest.FixtureRequest) -> Iterator[SandboxPool]:
+def pool(request):
     made = opened(**getattr(request, "param", {}))
     yield made
     made.close()
@@ -53,7 +50,7 @@ def children() -> set[int]:
     return {process.pid for process in psutil.Process().children(recursive=True)}
 
 
-def test_a_killed_or_stopped_box_is_replaced_and_counted(pool: SandboxPool) -> None:
+def test_a_killed_or_stopped_box_is_replaced_and_counted(pool):
     for lost, stop in enumerate((signal.SIGKILL, signal.SIGSTOP), 1):
         with pool.acquire() as lease:
             box = psutil.Process(lease.candidate.process.pid)
@@ -63,7 +60,7 @@ def test_a_killed_or_stopped_box_is_replaced_and_counted(pool: SandboxPool) -> N
         assert (pool.counts["lost"], pool.counts["started"]) == (lost, lost + 1) and not victim.is_running()
 
 
-def test_threads_and_an_event_loop_share_boxes_and_nothing_is_left() -> None:
+def test_threads_and_an_event_loop_share_boxes_and_nothing_is_left():
     before = children()
 
     async def use(pool: SandboxPool) -> None:
@@ -83,7 +80,7 @@ def test_threads_and_an_event_loop_share_boxes_and_nothing_is_left() -> None:
     assert children() <= before
 
 
-def test_close_ends_who_runs_and_who_waits(pool: SandboxPool) -> None:
+def test_close_ends_who_runs_and_who_waits(pool):
     """And whoever comes later; in threads and in an event loop."""
 
     def run(source: str) -> asyncio.Task[ProgramVerdict]:
@@ -106,7 +103,7 @@ def test_close_ends_who_runs_and_who_waits(pool: SandboxPool) -> None:
 
 
 @pytest.mark.parametrize("namespaces", [True, False])
-def test_boxes_die_with_a_killed_owner(namespaces: bool, tmp_path: Path, root: Path) -> None:
+def test_boxes_die_with_a_killed_owner(namespaces, tmp_path, root):
     program = (
         "from verify.code.runner import *; from verify.code.tests import *\n"
         "import verify.code.runner as p, psutil, threading, time\n"
@@ -143,7 +140,7 @@ class Refusing(SandboxHandle):
             self.isolation = Isolation(refused="no memory")
 
 
-def test_a_failed_start_does_not_weaken_the_boxes_after_it(pool: SandboxPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_start_does_not_weaken_the_boxes_after_it(pool, monkeypatch):
     monkeypatch.setattr(sandbox_pool, "SandboxHandle", Refusing)
     monkeypatch.setattr(Refusing, "asked", [])
     with pytest.raises(SandboxRefused, match="did not start"):
@@ -158,7 +155,7 @@ def test_a_failed_start_does_not_weaken_the_boxes_after_it(pool: SandboxPool, mo
         fresh.close()
 
 
-def test_host_that_cannot_isolate_refuses_unless_told_otherwise() -> None:
+def test_host_that_cannot_isolate_refuses_unless_told_otherwise():
     bare = SandboxPool(1, namespaces=False, landlock=False)
     outcome = doubled(bare)
     bare.close()
@@ -169,13 +166,13 @@ def test_host_that_cannot_isolate_refuses_unless_told_otherwise() -> None:
     unsafe.close()
 
 
-def test_as_many_boxes_as_processors_given_to_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_boxes_as_processors_given_to_this_process(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 4, 5})
     assert SandboxPool().size == 2
 
 
 @pytest.mark.parametrize("abi", [1, 2, 7])
-def test_readable_files_cannot_be_emptied(open_folder: Path, abi: int) -> None:
+def test_readable_files_cannot_be_emptied(open_folder, abi):
     """Landlock sees this only from ABI 3; a file that a program may read is then kept by the filter."""
     pool, kept = opened(namespaces=False, landlock=abi, shared_folder=str(open_folder)), open_folder / "kept"
     kept.write_text("kept")
@@ -199,7 +196,7 @@ for attempt in (
 
 
 @needs_root
-def test_root_changes_its_user_without_namespaces(tmp_path: Path) -> None:
+def test_root_changes_its_user_without_namespaces(tmp_path):
     """Whatever cannot be reached by that user is left out, and modules are found all the same."""
     tmp_path.chmod(0o700)
     (tmp_path / "header").mkdir()
@@ -211,7 +208,7 @@ def test_root_changes_its_user_without_namespaces(tmp_path: Path) -> None:
 
 
 @needs_root
-def test_root_whose_interpreter_is_closed_is_refused_without_namespaces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_root_whose_interpreter_is_closed_is_refused_without_namespaces(monkeypatch):
     with tempfile.TemporaryDirectory() as closed:
         monkeypatch.setattr("sys.base_prefix", closed)
         pool = SandboxPool(1, namespaces=False)
@@ -221,7 +218,7 @@ def test_root_whose_interpreter_is_closed_is_refused_without_namespaces(monkeypa
 
 
 @needs_root
-def test_folder_of_a_box_can_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_folder_of_a_box_can_be_reached(monkeypatch, tmp_path):
     tmp_path.chmod(0o700)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     made = Path(isolation.make_folder())
@@ -230,7 +227,7 @@ def test_folder_of_a_box_can_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert not made.exists()
 
 
-def test_folders_are_emptied_whatever_is_in_them(tmp_path: Path) -> None:
+def test_folders_are_emptied_whatever_is_in_them(tmp_path):
     """Closed ones, links out of them, and more in each other than a path or Python's stack can be long."""
     box, inner, outside = tmp_path / "box", tmp_path / "box" / "closed" / "inner", tmp_path / "outside"
     for folder in (inner, outside):
@@ -251,7 +248,7 @@ def test_folders_are_emptied_whatever_is_in_them(tmp_path: Path) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("pool", [{"namespaces": False}], indirect=True)
-def test_compiler_is_tried_once(pool: SandboxPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiler_is_tried_once(pool, monkeypatch):
     with pool.acquire() as lease:
         assert cpp_works(lease) == "" and pool.compiles
         monkeypatch.setattr(cpp, "assertion_program", None)
@@ -259,9 +256,7 @@ def test_compiler_is_tried_once(pool: SandboxPool, monkeypatch: pytest.MonkeyPat
 
 
 @needs_compiler
-def test_a_compiler_that_does_not_serve_is_told(
-    pool: SandboxPool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_compiler_that_does_not_serve_is_told(pool, monkeypatch, tmp_path):
     """Outside of the box, without its tools, and where what it writes may not be executed."""
     (tmp_path / "g++").symlink_to(cpp.compiler())
     steps = cpp.assertion_program
@@ -282,7 +277,7 @@ def test_a_compiler_that_does_not_serve_is_told(
 
 
 @pytest.mark.parametrize("pool", [{"namespaces": False}], indirect=True)
-def test_full_disk_is_told_and_is_no_crash(pool: SandboxPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_told_and_is_no_crash(pool, monkeypatch):
     monkeypatch.setattr(cpp, "missing_tool", lambda: "")
     monkeypatch.setattr(program_run, "ROOM_BYTES", 1 << 60)
     with pool.acquire() as lease:
@@ -299,7 +294,7 @@ def test_full_disk_is_told_and_is_no_crash(pool: SandboxPool, monkeypatch: pytes
 
 
 @needs_compiler
-def test_a_held_lock_ends_the_wait_for_the_header(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_held_lock_ends_the_wait_for_the_header(monkeypatch, tmp_path):
     """And no file below the folder that sandboxes read is locked."""
     folder = tmp_path / "header"
     folder.mkdir()

@@ -1,15 +1,12 @@
 """Verifiers by domain and by the checker that a row names: calls, instructions, programs, mathematics, a plug-in's, and
 reasoning-gym's own in its process (hostile answers to checkers that evaluate them, what hangs or raises)."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.util
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +41,7 @@ needs_gym = pytest.mark.skipif(not importlib.util.find_spec("reasoning_gym"), re
 
 
 @pytest.fixture(autouse=True, scope="module")
-def ended() -> Iterator[None]:
+def ended():
     yield
     plugin_host.close_hosts()
 
@@ -53,21 +50,21 @@ def boxed(*answers: str) -> list[str]:
     return [f"{THOUGHT}The answer is \\boxed{{{answer}}}." for answer in answers]
 
 
-def test_every_domain_has_a_verifier_and_other_domains_that_of_mathematics() -> None:
+def test_every_domain_has_a_verifier_and_other_domains_that_of_mathematics():
     wanted = {"calls": "tests", "code": "tests", "instructions": "tests", "math": "answer", "open": "answer"}
     assert wanted.items() <= {domain: verifier_of(domain).ground_truth for domain in known_domains()}.items()
     assert verifier_of("anything") is verifier_of("math") and verifier_of(None) is verifier_of("math")
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row["kind"] == "quick"], ids=lambda row: row["response"])
-def test_the_verifier_of_the_row_decides(row: dict[str, Any]) -> None:
+def test_the_verifier_of_the_row_decides(row):
     result = reward(THOUGHT + row["response"], row["row"])
     assert result.verdict == row["verdict"] and result.reason.startswith(row["reason"])
     assert result.correctness == (0.9 if row["verdict"] == "correct" else 0.0)
 
 
 @pytest.mark.slow
-def test_a_row_is_checked_by_the_verifier_that_it_names(tmp_path: Path) -> None:
+def test_a_row_is_checked_by_the_verifier_that_it_names(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
         "import time\nfrom verify.verifiers import Answer, verifier\n\n"
@@ -92,7 +89,7 @@ DOUBLE = {"id": "double", "problem": "Print the double.", "domain": "code",
 
 @pytest.mark.slow
 @pytest.mark.parametrize("row", [row for row in ROWS if row["kind"] != "quick"], ids=lambda row: row["response"][12:])
-def test_programs_are_run_in_sandboxes(row: dict[str, Any]) -> None:
+def test_programs_are_run_in_sandboxes(row):
     if row["kind"] == "C++" and not shutil.which("g++"):
         pytest.skip("g++ is not installed")
     result = score(row["row"], THOUGHT + row["response"])
@@ -104,7 +101,7 @@ def test_programs_are_run_in_sandboxes(row: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_a_group_sits_one_exam_and_another_group_another() -> None:
+def test_a_group_sits_one_exam_and_another_group_another():
     """A program that fails a single test of forty is caught by just the groups that draw it."""
     programs, problem = ProgramVerifier(Sandbox(max_tests=3, max_concurrency=1)), read_problem(DOUBLE, "row")
     caught, expected = [], []
@@ -123,7 +120,7 @@ def test_a_group_sits_one_exam_and_another_group_another() -> None:
 
 
 @asynchronous
-async def test_a_host_that_cannot_isolate_refuses_and_names_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_host_that_cannot_isolate_refuses_and_names_the_setting(monkeypatch):
     def refuse(self: SandboxPool) -> None:
         raise SandboxRefused("sandbox refused: this host cannot isolate untrusted programs")
 
@@ -151,12 +148,12 @@ RIGHT = FunctionCall("geo.area", {"base": 10, "height": 5})
 
 
 @pytest.mark.parametrize("row", read_table("verify/calls"), ids=lambda row: json.dumps(row["arguments"]))
-def test_right_and_wrong_arguments(row: dict[str, Any]) -> None:
+def test_right_and_wrong_arguments(row):
     result = fault([RIGHT._replace(arguments=RIGHT.arguments | row["arguments"])], AREA)
     assert row["words"] in result and bool(row["words"]) is bool(result)
 
 
-def test_wrong_functions_and_numbers_of_calls() -> None:
+def test_wrong_functions_and_numbers_of_calls():
     assert fault([RIGHT._replace(name="geo_area")], AREA) == "", "tools have no dots in their names"
     assert fault([RIGHT._replace(name="volume")], AREA) == "calls volume, wanted geo.area"
     assert fault([], AREA) == "0 calls, wanted 1" and fault([RIGHT, RIGHT], AREA) == "2 calls, wanted 1"
@@ -178,12 +175,12 @@ ARGUMENTS = st.dictionaries(LETTERS, SCALARS | st.lists(SCALARS, max_size=3), ma
 
 @examples(max_examples=30)
 @given(st.lists(st.builds(FunctionCall, LETTERS, ARGUMENTS), max_size=3))
-def test_calls_are_read_from_text(calls: list[FunctionCall]) -> None:
+def test_calls_are_read_from_text(calls):
     text = json.dumps([{"name": call.name, "arguments": call.arguments} for call in calls])
     assert read_calls(text) == read_calls(f"So:\n```json\n[]\n```\nor rather\n```json\n{text}\n```\nDone.") == calls
 
 
-def test_other_texts_are_no_calls() -> None:
+def test_other_texts_are_no_calls():
     assert read_calls('```json\n{"name": "f", "arguments": "{\\"x\\": 1}"}\n```') == [FunctionCall("f", {"x": 1})]
     assert read_call({"name": "f", "arguments": ""}) == FunctionCall("f", {})
     for text in ("none fits", '{"x": 1}', '[{"name": 3}]', '{"name": "f", "arguments": [1]}', "[" * 90_000,
@@ -191,7 +188,7 @@ def test_other_texts_are_no_calls() -> None:
         assert read_calls(text) is None
 
 
-def test_schemas_become_json_schemas() -> None:
+def test_schemas_become_json_schemas():
     result = plain_schema({"type": "dict", "properties": {"type": {"type": "any", "optional": True},
                           "a": {"type": "tuple", "items": {"type": "float"}}}})  # fmt: skip
     assert result == {"type": "object", "properties": {"type": {}, "a": {"type": "array", "items": {"type": "number"}}}}
@@ -202,7 +199,7 @@ CASES = {row["kind"]: row for row in read_table("verify/instructions")}
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_right_and_wrong_answers(name: str) -> None:
+def test_right_and_wrong_answers(name):
     case = CASES[name]
     for answer in case["right"]:
         assert follow(answer, [name], [case["given"]]).strict == [True], answer
@@ -210,7 +207,7 @@ def test_right_and_wrong_answers(name: str) -> None:
         assert follow(answer, [name], [case["given"]]).strict == [False], answer
 
 
-def test_loose_forgives_an_introduction_an_ending_and_stars() -> None:
+def test_loose_forgives_an_introduction_an_ending_and_stars():
     names, comma = ["punctuation:no_comma", "startend:quotation", "keywords:existence"], ["punctuation:no_comma"]
     answer = 'Sure, here it is:\n"**one** fine day"\nI hope, that helps.'
     result = follow(answer, names, [{}, {}, {"keywords": ["one fine"]}])
@@ -222,7 +219,7 @@ def test_loose_forgives_an_introduction_an_ending_and_stars() -> None:
     assert {text: sentence_count(text) for text in counts} == counts
 
 
-def test_what_is_not_known_is_named() -> None:
+def test_what_is_not_known_is_named():
     for name, fields, message in (
         ("keywords:rhyme", {}, '"keywords:rhyme" is not known'),
         ("keywords:existence", {}, "lacks a value"),
@@ -232,7 +229,7 @@ def test_what_is_not_known_is_named() -> None:
             follow("a", [name], [fields])
 
 
-def test_no_answer_takes_long() -> None:
+def test_no_answer_takes_long():
     for evil in ("[" * 60_000, "*" * 60_000, "\n" * 60_000, "<<" * 30_000, ". " * 30_000, "." * 60_000 + "a",
                  "P.P." * 15_000, "***" * 20_000, "SECTION" * 9_000):  # fmt: skip
         with at_most(20):  # 25 checks of sixty thousand signs
@@ -248,7 +245,7 @@ GYM = {"problem": "Find a way to make 100 using all of these numbers: 48, 88, 87
 
 @needs_gym
 @pytest.mark.slow
-def test_reasoning_gym_grades_its_own_problems_and_an_answer_cannot_evaluate_anything(tmp_path: Path) -> None:
+def test_reasoning_gym_grades_its_own_problems_and_an_answer_cannot_evaluate_anything(tmp_path):
     """Each of the hostile ones is right, or does harm, where `eval` or `parse_expr` is given it as it stands."""
     result = rewards(GYM, boxed("100", "83 + 77 - 48 - 13 + 88", SUM, "88 - 87 + 83 + 77 - 13 - 48"))
     assert [each.share for each in result] == [0.05, 0.05, 1.0, 1.0]
@@ -269,7 +266,7 @@ def test_reasoning_gym_grades_its_own_problems_and_an_answer_cannot_evaluate_any
 
 @needs_gym
 @pytest.mark.slow
-def test_the_process_of_the_checkers_is_confined(tmp_path: Path) -> None:
+def test_the_process_of_the_checkers_is_confined(tmp_path):
     program = (
         "import os, socket, verify.reasoning_gym_checkers\n"
         "def refused(call, *given):\n"
@@ -284,7 +281,7 @@ def test_the_process_of_the_checkers_is_confined(tmp_path: Path) -> None:
 
 @needs_gym
 @pytest.mark.slow
-def test_a_checker_that_raises_or_hangs_is_masked_and_counted() -> None:
+def test_a_checker_that_raises_or_hangs_is_masked_and_counted():
     long = "sqrt(sin(x)**999+cos(x)**998+exp(x)*log(x))**997/(sin(x)*x+tan(x)**5+exp(cos(x)))**996"
     slow = {"checker": "reasoning_gym:simple_integration", "tests": {"variable": "x", "integrand": "2*x"}}
     rows = (GYM | {"checker": "reasoning_gym:sudoku", "tests": {"no": "puzzle"}}, GYM | slow, GYM)
@@ -336,14 +333,14 @@ def agrees(folder: Path, kinds: str, size: int) -> None:
 
 @needs_gym
 @pytest.mark.slow
-def test_stored_answers_score_as_their_checkers_say(tmp_path: Path) -> None:
+def test_stored_answers_score_as_their_checkers_say(tmp_path):
     agrees(tmp_path, "ab,arc_agi,chain_sum/1,coin_flip,countdown,graph_color,mini_sudoku,string_insertion", 1)
 
 
 @needs_gym
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_stored_answers_of_every_kind_score_as_their_checkers_say(tmp_path: Path) -> None:
+def test_stored_answers_of_every_kind_score_as_their_checkers_say(tmp_path):
     """Every generator of this version but "composite", which only mixes others."""
     factory = pytest.importorskip("reasoning_gym.factory")
     agrees(tmp_path, ",".join(sorted(factory.DATASETS.keys() - {"composite"})), 3)
@@ -354,7 +351,7 @@ def generating(folder: Path, spec: str, **table: Any) -> Config:
     return Config.model_validate({"runs_dir": str(folder), "data": data, "evaluate": {"problems": 60}})
 
 
-def test_without_the_package_the_error_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_the_package_the_error_says_how_to_get_it(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     for name in [name for name in VERIFIERS if name.startswith("reasoning_gym:")]:
         monkeypatch.delitem(VERIFIERS, name)
@@ -366,7 +363,7 @@ def test_without_the_package_the_error_says_how_to_get_it(monkeypatch: pytest.Mo
 
 @needs_gym
 @pytest.mark.slow
-def test_generated_problems_are_disjoint_and_stay(tmp_path: Path) -> None:
+def test_generated_problems_are_disjoint_and_stay(tmp_path):
     spec = "reasoning_gym:coin_flip,chain_sum/0"
     config = generating(tmp_path, spec, chain_sum={"size": 40}, coin_flip={"size": 5})
     files = [generate(config, setting, spec) for setting in ("data.train", "data.validation")]
@@ -382,7 +379,7 @@ def test_generated_problems_are_disjoint_and_stay(tmp_path: Path) -> None:
 
 @needs_gym
 @pytest.mark.slow
-def test_what_reasoning_gym_lacks_is_told(tmp_path: Path) -> None:
+def test_what_reasoning_gym_lacks_is_told(tmp_path):
     for spec, options, message in (
         ("contdown", {}, "has no problems 'contdown': is 'countdown' meant"),
         ("countdown/9", {}, "the levels of countdown are 0 to 4"),

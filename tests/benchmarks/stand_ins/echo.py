@@ -1,7 +1,5 @@
 """An object to be called in another process."""
 
-from __future__ import annotations
-
 import os
 
 

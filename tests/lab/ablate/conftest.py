@@ -1,14 +1,12 @@
 """An ablation with hand-written run folders: three seeds, numbers that can be worked out by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from lab.ablate.ablation import Ablation, read
+from lab.ablate.ablation import read
 from lab.ablate.runs import AblationRun, plan
 from shared import settings_file
 from shared.metrics import MetricsLog
@@ -54,7 +52,7 @@ Write = Callable[[AblationRun, Mapping[str, Sequence[float]], Mapping[str, float
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def file(tmp_path, monkeypatch):
     """The ablation's file; the folder around it is the current one."""
     monkeypatch.chdir(tmp_path)
     Path("run.toml").write_text("[objective]\nfilter_groups_by = 'off'\n")
@@ -63,17 +61,17 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def ablation(file: Path) -> Ablation:
+def ablation(file):
     return read(file)
 
 
 @pytest.fixture
-def launches(ablation: Ablation, file: Path) -> list[AblationRun]:
+def launches(ablation, file):
     return plan(ablation, file, Path("runs"), ablation.seeds)
 
 
 @pytest.fixture
-def write_run() -> Write:
+def write_run():
     """write_run(launch, metric -> values by step, language -> accuracy): the folder of a finished run."""
 
     def write(launch: AblationRun, metrics: Mapping[str, Sequence[float]], accuracy: Mapping[str, float]) -> None:
@@ -100,7 +98,7 @@ def write_run() -> Write:
 
 
 @pytest.fixture
-def finished(launches: list[AblationRun], write_run: Write) -> list[AblationRun]:
+def finished(launches, write_run):
     """All six runs. Entropy over the last two steps: base 0.6, 0.7, 0.8; symmetric 0.3, 0.5, 0.4. Accuracy at the end
     in German: base 0.5 throughout, symmetric 0.3, 0.7, 0.5; in French base 0.9, symmetric 0.1."""
     entropy = {"base": (0.6, 0.7, 0.8), "symmetric": (0.3, 0.5, 0.4)}

@@ -1,7 +1,5 @@
 """What finished runs say: windows and curves, Student's intervals, verdicts over paired seeds, table, data and plot."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -9,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lab.ablate.__main__ import main
-from lab.ablate.ablation import Ablation, read, window_of
+from lab.ablate.ablation import read, window_of
 from lab.ablate.report import Report, band, interval, metric_label, number, smooth
 from lab.ablate.results import (
     NOT_REPRODUCED,
@@ -24,20 +22,20 @@ from lab.ablate.results import (
     verdict_on,
 )
 from lab.ablate.runner import TIMES
-from lab.ablate.runs import AblationRun, plan
+from lab.ablate.runs import plan
 from shared.metrics import MetricsLog
-from tests.lab.ablate.conftest import TEXT, Write
+from tests.lab.ablate.conftest import TEXT
 
 ABOVE, BELOW, SPREAD = (0.09, 0.10, 0.11), (-0.09, -0.10, -0.11), (0.3, -0.1, 0.1)
 """differences x - y over three seeds; the interval of ABOVE is 0.10 +- 4.3027 * 0.01 / sqrt(3) = 0.0248"""
 
 
 @pytest.mark.parametrize(("count", "quantile"), [(2, 12.7062), (3, 4.3027), (4, 3.1824), (6, 2.5706), (31, 2.0423)])
-def test_quantiles_of_students_t(count: int, quantile: float) -> None:
+def test_quantiles_of_students_t(count, quantile):
     assert student(count) == pytest.approx(quantile, abs=5e-5)
 
 
-def test_an_interval_by_hand_and_one_seed_has_none() -> None:
+def test_an_interval_by_hand_and_one_seed_has_none():
     mean = estimate([1.0, 2.0, 6.0])  # mean 3, variance (4 + 1 + 9) / 2 = 7
     assert mean.mean == 3 and mean.count == 3 and mean.half == pytest.approx(4.3027 * math.sqrt(7 / 3), rel=1e-4)
     assert (mean.low, mean.high) == pytest.approx((3 - 6.5723, 3 + 6.5723), rel=1e-4)
@@ -49,13 +47,13 @@ def test_an_interval_by_hand_and_one_seed_has_none() -> None:
     ("start", [1]), ("end", [5]), ("all steps", [1, 2, 3, 4, 5]), ("last 2 steps", [4, 5]), ("last 1 step", [5]),
     ("first 3 steps", [1, 2, 3]), ("steps 2 to 3", [2, 3]), ("steps 7 to 9", []), ("last 99 steps", [1, 2, 3, 4, 5]),
 ])  # fmt: skip
-def test_windows(window: str, values: list[float]) -> None:
+def test_windows(window, values):
     assert select([(step, float(step)) for step in range(1, 6)], window) == values and select([], window) == []
     assert window_of("evaluation/accuracy", "", window) == "end", "figures of validation are taken at the end"
     assert window_of("entropy", "", window) == window and window_of("entropy", "start", window) == "start"
 
 
-def test_curves_and_values_of_runs(finished: list[AblationRun]) -> None:
+def test_curves_and_values_of_runs(finished):
     runs = FinishedRuns(finished)
     assert runs.seeds == [0, 1, 2] and runs.finished("base") == [0, 1, 2]
     assert runs.curve("base", 1, "entropy") == [(1, 1.0), (2, 0.9), (3, pytest.approx(0.8)), (4, pytest.approx(0.6))]
@@ -71,7 +69,7 @@ def test_curves_and_values_of_runs(finished: list[AblationRun]) -> None:
     assert runs.parts("language") == ["language/de", "language/fr"] and runs.parts("domain") == []
 
 
-def test_unfinished_runs_say_nothing(launches: list[AblationRun], write_run: Write) -> None:
+def test_unfinished_runs_say_nothing(launches, write_run):
     for launch in (launches[0], launches[2]):
         write_run(launch, {"entropy": [1, 2, 3, 4]}, {"de": 0.5})
     (launches[2].run_dir / "latest").unlink()
@@ -89,7 +87,7 @@ def test_unfinished_runs_say_nothing(launches: list[AblationRun], write_run: Wri
     ("as", 0.05, SPREAD, UNCLEAR), ("above", 0.0, (0.0, 0.0), NOT_REPRODUCED),
     ("not below", 0.0, (0.0, 0.0), REPRODUCED), ("above", 0.0, (0.1,), UNCLEAR),
 ])  # fmt: skip
-def test_relations(relation: str, margin: float, differences: tuple[float, ...], verdict: str) -> None:
+def test_relations(relation, margin, differences, verdict):
     assert verdict_on(relation, margin, [(1 + difference, 1.0) for difference in differences]) == verdict
 
 
@@ -97,19 +95,19 @@ def test_relations(relation: str, margin: float, differences: tuple[float, ...],
     ("above", "9 %", 4.0, REPRODUCED), ("above", "12 %", 4.0, NOT_REPRODUCED), ("above", "12 %", -4.0, NOT_REPRODUCED),
     ("not above", "12 %", -4.0, REPRODUCED),
 ])  # fmt: skip
-def test_a_share_is_of_the_size_of_the_other_value(relation: str, margin: str, base: float, verdict: str) -> None:
+def test_a_share_is_of_the_size_of_the_other_value(relation, margin, base, verdict):
     pairs = [(base + difference, base) for difference in (0.39, 0.40, 0.41)]  # of 4: about a tenth
     assert verdict_on(relation, margin, pairs) == verdict
 
 
-def test_pairs_remove_what_seeds_have_in_common() -> None:
+def test_pairs_remove_what_seeds_have_in_common():
     """The seeds differ by 1, the variants by 0.1: only pairs can tell."""
     shared = [(seed + 0.1 + 0.01 * seed, float(seed)) for seed in range(3)]
     crossed = [(shared[seed][0], shared[(seed + 1) % 3][1]) for seed in range(3)]
     assert (verdict_on("above", 0.0, shared), verdict_on("above", 0.0, crossed)) == (REPRODUCED, UNCLEAR)
 
 
-def test_claims_are_decided_for_each_language_and_need_pairs(ablation: Ablation, finished: list[AblationRun]) -> None:
+def test_claims_are_decided_for_each_language_and_need_pairs(ablation, finished):
     entropy, german, french = decide_all(ablation, FinishedRuns(finished))
     assert entropy.difference is not None and entropy.difference.mean == pytest.approx(0.3)
     assert entropy.difference.half == pytest.approx(4.3027 * 0.1 / 3**0.5, rel=1e-4)  # 0.3, 0.2, 0.4
@@ -127,7 +125,7 @@ def test_claims_are_decided_for_each_language_and_need_pairs(ablation: Ablation,
     assert (decision.verdict, decision.why, decision.difference) == (UNCLEAR, "no seed has both", None)
 
 
-def test_a_variant_is_compared_with_itself_at_another_time(file: Path, finished: list[AblationRun]) -> None:
+def test_a_variant_is_compared_with_itself_at_another_time(file, finished):
     """Entropy of base: 1.0 at the first of four steps, 0.6, 0.7, 0.8 in the last two. In French 0 before, 0.9 after."""
     text = file.read_text()
     earlier = text.replace('relation = "above"', 'relation = "below"', 1)
@@ -153,7 +151,7 @@ def rows(table: str, first: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_a_report_has_table_data_and_plot(file: Path, finished: list[AblationRun]) -> None:
+def test_a_report_has_table_data_and_plot(file, finished):
     (Path("runs/clips") / TIMES).write_text('{"run": "base-0", "seconds": 50.0, "code": 130}\n' * 3)
     folder = report(file)
     table = (folder / "table.md").read_text(encoding="utf-8")
@@ -177,14 +175,14 @@ def test_a_report_has_table_data_and_plot(file: Path, finished: list[AblationRun
     assert picture.startswith(b"\x89PNG\r\n\x1a\n") and len(picture) > 20_000
 
 
-def test_without_a_finished_run_there_is_a_table_and_no_plot(file: Path) -> None:
+def test_without_a_finished_run_there_is_a_table_and_no_plot(file):
     folder = report(file)
     table = (folder / "table.md").read_text(encoding="utf-8")
     assert "0 of 6 runs" in table and "there are no curves" in table and "**unclear** (no seed has both)" in table
     assert not (folder / "plot.png").exists()
 
 
-def test_curves_are_smoothed_backwards_bands_span_the_seeds_and_numbers_are_short() -> None:
+def test_curves_are_smoothed_backwards_bands_span_the_seeds_and_numbers_are_short():
     assert smooth([(1, 1.0), (2, 3.0), (3, 5.0)], 2) == [(1, 1.0), (2, 2.0), (3, 4.0)]
     assert band([[(1, 1.0), (2, 4.0)], [(2, 2.0), (3, 9.0)]]) == ([2], [3.0], [2.0], [4.0])
     assert [number(value) for value in (0.8125, -0.5, 31.46, 1234.0, 0.000213, 1e-17)] == [
@@ -195,7 +193,7 @@ def test_curves_are_smoothed_backwards_bands_span_the_seeds_and_numbers_are_shor
     assert metric_label("evaluation/accuracy/domain/code") == "validation accuracy, code"
 
 
-def test_pass_at_k_and_maj_at_k_are_columns_and_claims(file: Path, write_run: Write) -> None:
+def test_pass_at_k_and_maj_at_k_are_columns_and_claims(file, write_run):
     claim = '[[claims]]\nsays = "x"\nvariant = "base"\nmetric = "{}"\nrelation = "above"\nthan_over = "start"\n'
     metrics = ("evaluation/pass_at_k", "evaluation/majority")
     columns = f"columns = {json.dumps(metrics)}\n"

@@ -3,8 +3,6 @@
 Real launches are in tests/system/test_ablate.py.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace
@@ -13,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from lab.ablate.__main__ import main
-from lab.ablate.ablation import Ablation, read
+from lab.ablate.ablation import read
 from lab.ablate.runner import TIMES, last_error, note_time, run_all, wall_s
 from lab.ablate.runs import AblationRun, check_folder, chosen, plan
 from shared import settings_file
 from shared.errors import ConfigError
-from tests.lab.ablate.conftest import TEXT, Write
+from tests.lab.ablate.conftest import TEXT
 
 ROOT = Path(__file__).resolve().parents[3]
 SHIPPED = sorted((ROOT / "configs" / "ablations").glob("*.toml"))
@@ -54,8 +52,7 @@ def mistakes(tmp_path: Path, *changes: tuple[str, str]) -> list[str]:
 
 @pytest.mark.parametrize(("old", "new", "line"), [
     ('label = "clip', 'lable = "clip', "unknown key variants.base.lable; did you mean label?"),
-    ('about = "Two clips"', "", "about is missing"),
-    ('config = "run.toml"', "", "config is missing"),
+    ('about = "Two clips"', "", "about is missing"), ('config = "run.toml"', "", "config is missing"),
     ("seeds = [0, 1, 2]", 'seeds = "0"', 'seeds = "0": must be a valid list'),
     ("seeds = [0, 1, 2]", "seeds = [1, 1]", "seeds = [1, 1]: each once, and none below 0"),
     ("[variants.symmetric]", '[variants."sym metric"]', "variants.sym metric: a name is of small letters"),
@@ -74,14 +71,14 @@ def mistakes(tmp_path: Path, *changes: tuple[str, str]) -> list[str]:
     ('variants = ["base"]', 'variants = ["bas"]', 'panels 2: "bas" is not a variant; did you mean base?'),
     ("[variants.base]", "[[variants]]", "variants = "),
 ])  # fmt: skip
-def test_every_mistake_is_one_line_with_file_and_key(tmp_path: Path, old: str, new: str, line: str) -> None:
+def test_every_mistake_is_one_line_with_file_and_key(tmp_path, old, new, line):
     changes = [(old, new)]
     if old == "[variants.base]":  # TOML does not let one name be a list and a table
         changes += [("[variants.symmetric]\nsettings", "settings")]
     assert any(line in mistake for mistake in mistakes(tmp_path, *changes))
 
 
-def test_all_mistakes_are_shown_at_once_and_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_all_mistakes_are_shown_at_once_and_a_file_that_cannot_be_read_is_named(tmp_path):
     lines = mistakes(tmp_path, ('"entropy"\nrelation', '"entropi"\nrelation'), ('than = "symmetric"', 'than = "other"'))
     assert len(lines) == 3 and "entropi" in lines[2] and all("other" in line for line in lines[:2])
     with pytest.raises(ConfigError, match="no such settings file"):
@@ -92,7 +89,7 @@ def test_all_mistakes_are_shown_at_once_and_a_file_that_cannot_be_read_is_named(
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_the_files_that_are_shipped_can_be_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_files_that_are_shipped_can_be_run(path, tmp_path, monkeypatch):
     """Every variant resolves, changes something, and no two are the same run."""
     monkeypatch.chdir(ROOT)
     ablation = read(path)
@@ -103,7 +100,7 @@ def test_the_files_that_are_shipped_can_be_run(path: Path, tmp_path: Path, monke
     assert ablation.claims and (ablation.start is None or all(launch.config.sft.steps == 0 for launch in runs))
 
 
-def test_there_is_a_file_for_every_knob() -> None:
+def test_there_is_a_file_for_every_knob():
     text = "".join(path.read_text() for path in SHIPPED)
     knobs = ["objective.clip_high=", "objective.kl.weight=", "kl.gradient=", "reward.extra=", "optimiser.minibatches=",
              "filter_groups_by=", "advantage.scale=", "entropy_bonus=", "rollout.max_async_level=",
@@ -122,7 +119,7 @@ def names(launches: list[AblationRun]) -> list[str]:
     return [launch.run_dir.name for launch in launches]
 
 
-def test_runs_go_seed_by_seed_and_differ_only_in_their_setting(launches: list[AblationRun]) -> None:
+def test_runs_go_seed_by_seed_and_differ_only_in_their_setting(launches):
     assert names(launches) == ["base-0", "symmetric-0", "base-1", "symmetric-1", "base-2", "symmetric-2"]
     base, symmetric = launches[:2]
     assert symmetric.config.objective["clip_high"] == 0.2 and symmetric.config.steps == 4
@@ -132,9 +129,7 @@ def test_runs_go_seed_by_seed_and_differ_only_in_their_setting(launches: list[Ab
 
 
 @pytest.mark.parametrize(("per_seed", "starts"), [(False, ["start"]), (True, ["start-0", "start-1", "start-2"])])
-def test_runs_begin_from_the_export_and_the_problems_of_the_start(
-    file: Path, per_seed: bool, starts: list[str]
-) -> None:
+def test_runs_begin_from_the_export_and_the_problems_of_the_start(file, per_seed, starts):
     Path("run.toml").write_text(MADE)
     file.write_text(WITH_START.replace("[start]", f"[start]\nper_seed = {str(per_seed).lower()}"))
     launches = plan(read(file), file, Path("runs"), [0, 1, 2])
@@ -158,9 +153,7 @@ def test_runs_begin_from_the_export_and_the_problems_of_the_start(
     ("--prepare.options.count=4", True, r"variants.symmetric: [\w.]+ has no effect on a run that begins from"),
     ("--sft.learning_rate=1e-3", True, r"variants.symmetric: [\w.]+ has no effect on a run that begins from"),
 ])  # fmt: skip
-def test_settings_that_cannot_be_name_their_variant_before_anything_starts(
-    file: Path, setting: str, with_start: bool, words: str
-) -> None:
+def test_settings_that_cannot_be_name_their_variant_before_anything_starts(file, setting, with_start, words):
     Path("run.toml").write_text(MADE)
     file.write_text(TEXT.replace(CLIP, setting))
     if with_start:
@@ -170,7 +163,7 @@ def test_settings_that_cannot_be_name_their_variant_before_anything_starts(
         plan(read(file), file, Path("runs"), [0])
 
 
-def test_a_run_is_finished_when_its_last_version_is_exported(launches: list[AblationRun], write_run: Write) -> None:
+def test_a_run_is_finished_when_its_last_version_is_exported(launches, write_run):
     launch = launches[0]
     assert not launch.finished and launch.progress == "step 0/4"
     write_run(launch, {"reward/mean": [0.1] * 4}, {"de": 0.5})
@@ -180,7 +173,7 @@ def test_a_run_is_finished_when_its_last_version_is_exported(launches: list[Abla
     assert not launch.finished, "that is the export of an earlier version"
 
 
-def test_progress_counts_the_sft_until_the_first_step_is_trained(launches: list[AblationRun]) -> None:
+def test_progress_counts_the_sft_until_the_first_step_is_trained(launches):
     config = launches[0].config
     cold = config.model_copy(update={"sft": config.sft.model_copy(update={"steps": 9})})
     launch = replace(launches[0], config=cold)
@@ -192,16 +185,14 @@ def test_progress_counts_the_sft_until_the_first_step_is_trained(launches: list[
         assert launch.progress == progress
 
 
-def test_a_folder_of_other_settings_is_refused_not_reused(
-    ablation: Ablation, file: Path, launches: list[AblationRun]
-) -> None:
+def test_a_folder_of_other_settings_is_refused_not_reused(ablation, file, launches):
     settings_file.write(launches[1].config, launches[1].run_dir / "config.toml")
     check_folder(launches[1])
     with pytest.raises(ConfigError, match=r"symmetric-0 was made with other settings \(steps = 4, now 9\): delete"):
         plan(ablation, file, Path("runs"), [0], ["--steps=9"])
 
 
-def test_runs_go_on_from_their_start_alone(file: Path, tmp_path: Path) -> None:
+def test_runs_go_on_from_their_start_alone(file, tmp_path):
     """Its folder may be named in another way; other problems are another run; a start that is made again is another."""
     Path("run.toml").write_text(MADE)
     file.write_text(WITH_START.replace(CLIP, "--data.train=one.jsonl"))
@@ -218,7 +209,7 @@ def test_runs_go_on_from_their_start_alone(file: Path, tmp_path: Path) -> None:
         plan(read(file), file, Path("runs"), [0])
 
 
-def test_only_names_variants_of_any_file_and_takes_their_start_along(ablation: Ablation, file: Path) -> None:
+def test_only_names_variants_of_any_file_and_takes_their_start_along(ablation, file):
     assert chosen(None, {file: ablation}) == {"base", "symmetric"} and chosen(["base"], {file: ablation}) == {"base"}
     with pytest.raises(ConfigError, match="--only bace: no such variant; did you mean base"):
         chosen(["bace"], {file: ablation})
@@ -227,9 +218,7 @@ def test_only_names_variants_of_any_file_and_takes_their_start_along(ablation: A
     assert [launch.serves & {"base"} for launch in launches] == [{"base"}, {"base"}, set()]
 
 
-def test_the_list_shows_states_and_commands_and_wrong_input_is_one_line_a_mistake(
-    file: Path, launches: list[AblationRun], write_run: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_list_shows_states_and_commands_and_wrong_input_is_one_line_a_mistake(file, launches, write_run, capsys):
     write_run(launches[0], {"reward/mean": [0.1] * 4}, {"de": 0.5})
     assert main([str(file), "--list", "--runs-dir=runs", "--seeds", "0", "--only", "base"]) == 0
     shown = capsys.readouterr().out.splitlines()
@@ -242,19 +231,19 @@ def test_the_list_shows_states_and_commands_and_wrong_input_is_one_line_a_mistak
     assert len(lines) == 2 and "another file has the name clips too" in lines[0] and "none.toml" in lines[1]
 
 
-def test_finished_runs_are_not_started_again(finished: list[AblationRun], capsys: pytest.CaptureFixture[str]) -> None:
+def test_finished_runs_are_not_started_again(finished, capsys):
     assert run_all(finished) == {} and "6 of 6 runs are finished already" in capsys.readouterr().err
     assert not (finished[0].run_dir.parent / TIMES).exists()
 
 
-def test_a_run_whose_start_is_not_there_is_not_tried(file: Path) -> None:
+def test_a_run_whose_start_is_not_there_is_not_tried(file):
     file.write_text(WITH_START)
     runs = plan(read(file), file, Path("runs"), [0])[1:]
     assert set(run_all(runs).values()) == {"its start is not there (runs/clips/start)"}
     assert not Path("runs").exists()
 
 
-def test_times_of_launches_add_up_by_run_and_the_last_error_is_what_a_launch_said(tmp_path: Path) -> None:
+def test_times_of_launches_add_up_by_run_and_the_last_error_is_what_a_launch_said(tmp_path):
     assert wall_s(tmp_path) == 0
     for name, seconds, code in (("base-0", 50.04, 130), ("base-0", 10.0, 0), ("base-1", 5.0, 1)):
         note_time(tmp_path / name, seconds, code)
@@ -266,9 +255,7 @@ def test_times_of_launches_add_up_by_run_and_the_last_error_is_what_a_launch_sai
         assert last_error(log) == error
 
 
-def test_a_failure_is_shown_with_its_run_and_the_others_go_on(
-    launches: list[AblationRun], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failure_is_shown_with_its_run_and_the_others_go_on(launches, tmp_path, monkeypatch, capsys):
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\necho step 1\necho error: it broke\nexit 3\n")
     program.chmod(0o700)

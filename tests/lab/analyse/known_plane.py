@@ -1,7 +1,5 @@
 """Checkpoints whose weights lie in a plane that is known beforehand, written as trainer ranks and exports are."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,11 +1,8 @@
 """The line through points, the means of a point, the pictures, and the command without an engine."""
 
-from __future__ import annotations
-
 import json
 import math
 from argparse import Namespace
-from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -26,7 +23,7 @@ from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
 from tests.lab.analyse.known_plane import basis, unflatten, write_checkpoint
 
 
-def test_the_line_through_three_points_by_hand() -> None:
+def test_the_line_through_three_points_by_hand():
     # mean reward 7/3, slope ((1)(4 - 1)) / 2; residuals 1/6, -1/3, 1/6; total 14/3
     fit = fit_log([math.e, math.e**2, math.e**3], [1.0, 2.0, 4.0])
     assert fit is not None and fit.points == 3
@@ -34,13 +31,13 @@ def test_the_line_through_three_points_by_hand() -> None:
     assert fit.r_squared == pytest.approx(1 - (1 / 6) / (14 / 3))
 
 
-def test_lines_that_cannot_be_fitted() -> None:
+def test_lines_that_cannot_be_fitted():
     assert fit_log([], []) is None and fit_log([5.0, 5.0, 5.0], [1.0, 2.0, 3.0]) is None
     flat = fit_log([5.0, 6.0, 7.0], [1.0, 1.0, 1.0])
     assert flat is not None and flat.r_squared is None and flat.slope == pytest.approx(0)
 
 
-def test_the_length_penalty_is_taken_out_of_the_rewards_of_training(tmp_path: Path) -> None:
+def test_the_length_penalty_is_taken_out_of_the_rewards_of_training(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
     log.write(1, {"reward/mean": 0.5, "reward/length": -0.05, "length/mean": 20.0})
     log.write(2, {"evaluation/accuracy": 0.5})
@@ -53,7 +50,7 @@ def point(row: int, column: int, length: float = 20.0) -> Point:
     return Point(row, column, (column / 2, row / 4), 0.5, 0.55, 0.4, 0.9, length, 0.1, 16)
 
 
-def test_the_means_of_a_point() -> None:
+def test_the_means_of_a_point():
     def reward(total: float, length: float, verdict: Verdict) -> Reward:
         return Reward(total, 0.1 if verdict is not Verdict.NO_ANSWER else 0.0, 0.0, length, 0.0, verdict)
 
@@ -69,7 +66,7 @@ def test_the_means_of_a_point() -> None:
     assert (found.length, found.truncated, found.completions) == (5.0, 0.25, 4)
 
 
-def test_points_of_the_file_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_points_of_the_file_are_not_measured_again(tmp_path, monkeypatch):
     """A whole file needs no engine; one of another survey is refused."""
     plane = Plane([0, 5, 10], [0.7, 0.3, 0.0], np.array([[-4.0, 0.0], [0.0, 2.0], [0.0, 0.0]]), ({}, {}))
     config = Config.model_validate({"name": "run", "runs_dir": str(tmp_path)})
@@ -89,7 +86,7 @@ def test_points_of_the_file_are_not_measured_again(tmp_path: Path, monkeypatch: 
         survey.points(path)
 
 
-def test_pictures_are_drawn(tmp_path: Path) -> None:
+def test_pictures_are_drawn(tmp_path):
     path = np.array([[-3.0, -0.5], [-2.0, 0.5], [-1.0, 1.0], [-0.01, 0.01], [0.0, 0.0]])
     plane = Plane([0, 5, 10, 15, 20], [0.7, 0.2, 0.1, 0.0, 0.0], path, ({}, {}))
     axes = [-4.0, -2.0, 0.0], [-1.0, 0.0, 1.0]
@@ -104,7 +101,7 @@ def test_pictures_are_drawn(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["length.png", "plane.png", "surface.png"]
 
 
-def test_the_weights_alone_are_analysed_without_an_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_weights_alone_are_analysed_without_an_engine(tmp_path, capsys):
     run_dir = tmp_path / "run"
     settings_file.write(Config.model_validate({"name": "run", "runs_dir": str(tmp_path)}), run_dir / "config.toml")
     centre, first, second = basis()

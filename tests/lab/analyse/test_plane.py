@@ -1,7 +1,5 @@
 """Hand-made checkpoints that lie in a known plane: it is found, in pieces, over shards, and points are put into it."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -27,7 +25,7 @@ from tests.lab.analyse.known_plane import (
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
+def run_dir(tmp_path):
     """Four snapshots of the known plane, steps 0, 5, 10, 20."""
     centre, first, second = basis()
     for step, x, y in zip((0, 5, 10, 20), FIRST, SECOND, strict=True):
@@ -40,9 +38,7 @@ def plane_of(run_dir: Path) -> Plane:
 
 
 @pytest.mark.parametrize("numbers", [1, 40, 1 << 23])
-def test_the_known_plane_is_found_whatever_the_size_of_the_pieces(
-    run_dir: Path, numbers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_known_plane_is_found_whatever_the_size_of_the_pieces(run_dir, numbers, monkeypatch):
     monkeypatch.setattr(snapshots, "PIECE_NUMBERS", numbers)
     plane = plane_of(run_dir)
     _, first, second = basis()
@@ -54,7 +50,7 @@ def test_the_known_plane_is_found_whatever_the_size_of_the_pieces(
     assert np.allclose(plane.path, expected, atol=1e-5)
 
 
-def test_it_is_what_a_singular_value_decomposition_of_all_weights_gives(tmp_path: Path) -> None:
+def test_it_is_what_a_singular_value_decomposition_of_all_weights_gives(tmp_path):
     generator = torch.Generator().manual_seed(0)
     weights = torch.randn(6, 27, generator=generator)
     for step, flat in enumerate(weights):
@@ -70,7 +66,7 @@ def test_it_is_what_a_singular_value_decomposition_of_all_weights_gives(tmp_path
         assert plane.path[-1, number] > plane.path[0, number]
 
 
-def test_putting_a_point_leaves_the_snapshots_as_they_are(run_dir: Path) -> None:
+def test_putting_a_point_leaves_the_snapshots_as_they_are(run_dir):
     found = find_snapshots(run_dir)
     plane = find_plane(found)
     centre, first, second = basis()
@@ -81,7 +77,7 @@ def test_putting_a_point_leaves_the_snapshots_as_they_are(run_dir: Path) -> None
         assert torch.allclose(flatten({name: value.detach() for name, value in weights.items()}), expected, atol=1e-5)
 
 
-def test_checkpoints_and_exports_together_make_a_path(run_dir: Path) -> None:
+def test_checkpoints_and_exports_together_make_a_path(run_dir):
     centre, first, _ = basis()
     write_export(run_dir, 15, {**unflatten(centre + 4 * first), "lm_head.weight": torch.zeros(2, 2)})
     write_export(run_dir, 20, unflatten(centre * 0))  # of a step with a checkpoint the checkpoint counts
@@ -94,7 +90,7 @@ def test_checkpoints_and_exports_together_make_a_path(run_dir: Path) -> None:
     assert math.dist(plane.path[4], (0, 0)) == 0
 
 
-def test_too_few_snapshots_and_other_models_are_refused_by_name(run_dir: Path, tmp_path: Path) -> None:
+def test_too_few_snapshots_and_other_models_are_refused_by_name(run_dir, tmp_path):
     lonely = tmp_path / "lonely"
     write_checkpoint(lonely, 7, unflatten(basis()[0]))
     with pytest.raises(ConfigError, match=r"keeps weights of 1 steps \(7\).*--checkpoint.keep=100"):
@@ -104,7 +100,7 @@ def test_too_few_snapshots_and_other_models_are_refused_by_name(run_dir: Path, t
         plane_of(run_dir)
 
 
-def test_snapshots_on_a_line_have_no_plane(tmp_path: Path) -> None:
+def test_snapshots_on_a_line_have_no_plane(tmp_path):
     centre, first, _ = basis()
     for step in range(4):
         write_checkpoint(tmp_path, step, unflatten(centre + step * first))
@@ -112,14 +108,14 @@ def test_snapshots_on_a_line_have_no_plane(tmp_path: Path) -> None:
         plane_of(tmp_path)
 
 
-def test_missing_rows_are_told(run_dir: Path) -> None:
+def test_missing_rows_are_told(run_dir):
     found = find_snapshots(run_dir)
     found[1].parts["big.weight"].pop()
     with pytest.raises(CheckpointError, match="step 5 lacks rows of big.weight"):
         found[1].tensor("big.weight")
 
 
-def test_a_checkpoint_is_read_only_after_every_byte_of_it_was_verified(run_dir: Path) -> None:
+def test_a_checkpoint_is_read_only_after_every_byte_of_it_was_verified(run_dir):
     shard = run_dir / "checkpoints" / "step_5" / "trainer-1-of-2.safetensors"
     content = bytearray(shard.read_bytes())
     content[-1] ^= 1  # the last moment: the weights are what they were
@@ -131,6 +127,6 @@ def test_a_checkpoint_is_read_only_after_every_byte_of_it_was_verified(run_dir: 
         find_snapshots(run_dir)
 
 
-def test_the_grid_goes_beyond_the_path_by_its_margin() -> None:
+def test_the_grid_goes_beyond_the_path_by_its_margin():
     path = np.array([[-4.0, 0.0], [0.0, 2.0]])
     assert grid(path, 5, 0.25) == ([-5.0, -3.5, -2.0, -0.5, 1.0], [-0.5, 0.25, 1.0, 1.75, 2.5])

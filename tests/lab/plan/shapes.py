@@ -1,7 +1,5 @@
 """Machines, workloads and draws of them that the plan's tests share."""
 
-from __future__ import annotations
-
 import math
 
 from hypothesis import strategies as st

@@ -1,12 +1,9 @@
 """`python -m lab.plan`: tables, JSON, settings that a run accepts, mistakes in one line, no torch."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +23,7 @@ def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, An
     return found
 
 
-def test_the_report_recommends_and_shows_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_recommends_and_shows_the_settings(capsys):
     assert main(USUAL) == 0
     text = capsys.readouterr().out
     for words in ("trainers and", "step, asynchronous", "step, synchronous", "memory of a GPU"):
@@ -35,7 +32,7 @@ def test_the_report_recommends_and_shows_the_settings(capsys: pytest.CaptureFixt
     assert Config.model_validate(table).placement.trainers >= 1
 
 
-def test_json_has_the_same_plan(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_same_plan(capsys):
     found = planned(capsys, *USUAL)
     assert found["step_s"]["asynchronous"] == max(found["bounds_s"].values()) <= found["step_s"]["synchronous"]
     assert found["bounds_s"][found["bottleneck"]] == found["step_s"]["asynchronous"]
@@ -44,51 +41,42 @@ def test_json_has_the_same_plan(capsys: pytest.CaptureFixture[str]) -> None:
     assert gpus == 8 and used["model.max_tokens"] == 8200
 
 
-def test_a_given_split_is_computed_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_given_split_is_computed_as_it_is(capsys):
     used = planned(capsys, *USUAL, "--engines", "1", "--tensor-parallel", "4", "--async-level", "3")["settings"]
     assert [used[key] for key in ("placement.trainers", "placement.engines", "rollout.max_async_level")] == [4, 1, 3]
 
 
-def test_a_folder_gives_the_same_shape(tmp_path: Path) -> None:
+def test_a_folder_gives_the_same_shape(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(SMOLLM2))
     named, folder = read(["135m"])[0].decoder, read([str(tmp_path)])[0].decoder
     assert named.parameters == folder.parameters == 134_515_008
 
 
-def test_numbers_replace_those_of_the_card() -> None:
+def test_numbers_replace_those_of_the_card():
     machine = read(["8b", "--card", "H200", "--memory", "100", "--mfu", "0.5", "--reduction-us", "20"])[0].machine
     assert (machine.memory_bytes, machine.bandwidth, machine.mfu) == (100e9, 4.8e12, 0.5)
     assert machine.reduction_s == 2e-5
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ([], "no model: name one"),
-        (["404b"], "did you mean '405b'?"),
-        (["8b", "--gpus", "1"], "--gpus 1 is too few"),
-        (["8b", "--gpus", "-3"], "--gpus -3 must be above 0"),
-        (["8b", "--gpus", "many"], "invalid int value: 'many'"),
-        (["8b", "--mfu", "1.5"], "--mfu 1.5 is a share"),
-        (["8b", "--mean", "nan"], "--mean nan must be above 0"),
-        (["8b", "--p99", "10"], "at least the mean"),
-        (["8b", "--card", "h1000"], "--card h1000 is none of"),
-        (["8b", "--mean", "100", "--p99", "1500"], "at most 1497"),
-        (["8b", "--engines", "2"], "--engines needs --tensor-parallel"),
-        (["8b", "--tensor-parallel", "3"], "must divide the 32 heads"),
-        (["8b", "--engines", "8", "--tensor-parallel", "1"], "leave 0 of 8 GPUs to train"),
-        (["405b"], "hold no split"),
-        (["8b", "--colour"], "unrecognized arguments: --colour"),
-        (["8b", "--async-level", "0"], "--async-level 0 must be above 0"),
-    ],
-)
-def test_mistakes_are_one_line_and_exit_2(arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("arguments", "told"), [
+    ([], "no model: name one"), (["404b"], "did you mean '405b'?"), (["8b", "--gpus", "1"], "--gpus 1 is too few"),
+    (["8b", "--gpus", "-3"], "--gpus -3 must be above 0"), (["8b", "--gpus", "many"], "invalid int value: 'many'"),
+    (["8b", "--mfu", "1.5"], "--mfu 1.5 is a share"), (["8b", "--mean", "nan"], "--mean nan must be above 0"),
+    (["8b", "--p99", "10"], "at least the mean"), (["8b", "--card", "h1000"], "--card h1000 is none of"),
+    (["8b", "--mean", "100", "--p99", "1500"], "at most 1497"),
+    (["8b", "--engines", "2"], "--engines needs --tensor-parallel"),
+    (["8b", "--tensor-parallel", "3"], "must divide the 32 heads"),
+    (["8b", "--engines", "8", "--tensor-parallel", "1"], "leave 0 of 8 GPUs to train"), (["405b"], "hold no split"),
+    (["8b", "--colour"], "unrecognized arguments: --colour"),
+    (["8b", "--async-level", "0"], "--async-level 0 must be above 0"),
+])  # fmt: skip
+def test_mistakes_are_one_line_and_exit_2(arguments, told, capsys):
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert told in error and error.startswith("error: ") and error.count("\n") == 1
 
 
-def test_help_teaches_with_examples_that_work(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_teaches_with_examples_that_work(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["--help"])
     text = capsys.readouterr().out.replace("\\\n", "")
@@ -100,17 +88,17 @@ def test_help_teaches_with_examples_that_work(capsys: pytest.CaptureFixture[str]
             assert main(example) == 0
 
 
-def test_it_starts_without_torch(root: Path) -> None:
+def test_it_starts_without_torch(root):
     program = "import sys, lab.plan.__main__; sys.exit('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], cwd=root, capture_output=True, text=True, timeout=50)
     assert done.returncode == 0, done.stderr or "torch was loaded"
 
 
-def test_the_documented_errors_are_those_of_the_present_plan(root: Path) -> None:
+def test_the_documented_errors_are_those_of_the_present_plan(root):
     assert nemo_section() in (root / "docs" / "plan.md").read_text(), "run python -m benchmarks plan"
 
 
-def test_figures_for_people() -> None:
+def test_figures_for_people():
     assert [seconds(s) for s in (0.0123, 3.456, 320)] == ["12 ms", "3.46 s", "5:20 min"]
     assert gib(1.5 * 2**30) == "1.5 GiB"
     assert toml({"a.x": 1, "b.y": 0, "a.z": 2}) == "[a]\nx = 1\nz = 2\n[b]\ny = 0"

@@ -1,7 +1,5 @@
 """The split: asynchronous is never slower than synchronous, the best is the best of all, what does not fit is said."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -13,7 +11,6 @@ from lab.plan import split, times
 from lab.plan.scenario import CARDS, MODELS, Lengths, Machine, Scenario, Workload
 from rollout.weights import network
 from shared.errors import ConfigError
-from shared.model.config import DecoderConfig
 from tests.lab.plan.shapes import decoders, machines, workloads
 
 ROUNDING = 1 + 1e-9
@@ -32,9 +29,7 @@ def usual(model: str, gpus: int, **fixed: int) -> Scenario:
 
 @settings(max_examples=300)
 @given(shape=decoders(), machine=machines(), work=workloads(), async_level=st.integers(1, 8), data=st.data())
-def test_an_asynchronous_step_is_never_longer_than_a_synchronous_one(
-    shape: DecoderConfig, machine: Machine, work: Workload, async_level: int, data: st.DataObject
-) -> None:
+def test_an_asynchronous_step_is_never_longer_than_a_synchronous_one(shape, machine, work, async_level, data):
     """LlamaRL's argument, on every placement: asynchrony removes constraints and adds none."""
     scenario = Scenario(shape, machine, work)
     width = data.draw(st.sampled_from(split.widths(scenario)))
@@ -44,7 +39,7 @@ def test_an_asynchronous_step_is_never_longer_than_a_synchronous_one(
     assert plan is not None and plan.asynchronous_s <= plan.synchronous_s * ROUNDING
 
 
-def test_the_best_split_is_the_best_of_all_that_fit() -> None:
+def test_the_best_split_is_the_best_of_all_that_fit():
     scenario = usual("8b", 8, async_level=2)
     best = split.best(scenario)
     tried = [split.place(scenario, engines, width, 2) for width in (1, 2, 4, 8) for engines in range(1, 8)]
@@ -52,7 +47,7 @@ def test_the_best_split_is_the_best_of_all_that_fit() -> None:
     assert best.trainers + best.engines * best.tensor_parallel == 8
 
 
-def test_what_a_plan_proposes_fits() -> None:
+def test_what_a_plan_proposes_fits():
     plan = split.best(usual("70b", 64))
     usable = h100(64).usable_bytes
     assert plan.trainer_memory.total <= usable and plan.weight_bytes + plan.cache_bytes <= usable
@@ -60,13 +55,13 @@ def test_what_a_plan_proposes_fits() -> None:
     assert math.isclose(plan.weight_bytes, 2 * 70_553_706_496 / plan.tensor_parallel)
 
 
-def test_the_smaller_lead_is_taken_when_it_costs_little() -> None:
+def test_the_smaller_lead_is_taken_when_it_costs_little():
     equal = replace(USUAL, lengths=Lengths(2000, 2000, 2000))
     assert split.best(Scenario(MODELS["8b"], h100(8), equal)).async_level == 1, "nothing to wait for"
     assert split.best(usual("8b", 64)).async_level == 2, "the longest completion is waited for"
 
 
-def test_activations_are_recomputed_only_where_they_would_not_fit() -> None:
+def test_activations_are_recomputed_only_where_they_would_not_fit():
     scenario = usual("8b", 8)
     small = split.trainer_memory(scenario, 8, recompute=False)
     enough, scarce = (replace(h100(8), memory_bytes=small.total / 0.9 * factor) for factor in (1.001, 0.999))
@@ -74,7 +69,7 @@ def test_activations_are_recomputed_only_where_they_would_not_fit() -> None:
     assert split.fitting(replace(scenario, machine=scarce), 8)[0]
 
 
-def test_each_node_of_trainers_holds_a_replica_where_memory_allows() -> None:
+def test_each_node_of_trainers_holds_a_replica_where_memory_allows():
     scenario = usual("8b", 64)
     assert [split.replicas_of(scenario, trainers, True) for trainers in (8, 16, 20, 24, 32)] == [1, 2, 1, 3, 4]
     two, four = (split.trainer_memory(scenario, 32, True, replicas).total for replicas in (2, 4))
@@ -85,7 +80,7 @@ def test_each_node_of_trainers_holds_a_replica_where_memory_allows() -> None:
     assert wide.trainer_memory.states == 16 * 8_030_261_248 / 8
 
 
-def test_an_update_over_the_network_comes_over_one_link_and_a_message_later_for_each_engine() -> None:
+def test_an_update_over_the_network_comes_over_one_link_and_a_message_later_for_each_engine():
     inside = split.place(usual("8b", 8), 1, 4, 1)
     across = split.place(usual("8b", 16), 1, 4, 1)
     wide = split.place(usual("8b", 16), 1, 4, 1, links=4)
@@ -97,7 +92,7 @@ def test_an_update_over_the_network_comes_over_one_link_and_a_message_later_for_
     assert math.isclose(many.delivery_s, total / 50e9 + 9 * (32 << 20) / 50e9)
 
 
-def test_what_arrives_is_counted_on_both_sides() -> None:
+def test_what_arrives_is_counted_on_both_sides():
     """24B, Mistral Small: the embedding is the largest tensor, 131,072 x 5,120 in bfloat16 = 1.25 GiB."""
     tensor, context = 2 * 131_072 * 5_120, 500 << 20
     across, inside = (times.EngineModel(MODELS["24b"], h100(gpus), 2) for gpus in (32, 8))
@@ -109,14 +104,14 @@ def test_what_arrives_is_counted_on_both_sides() -> None:
     assert network.MESSAGE_BYTES["cuda"] == times.MESSAGE_BYTES
 
 
-def test_too_few_gpus_are_said_with_what_is_missing() -> None:
+def test_too_few_gpus_are_said_with_what_is_missing():
     arithmetic = r"hold no split: a trainer rank of 1 needs [\d.]+ GiB .*moments 1051.3 \+ .*on their way [\d.]+ \+"
     with pytest.raises(ConfigError, match=arithmetic):
         split.best(usual("70b", 2))
     assert split.place(usual("8b", 8), engines=8, tensor_parallel=1, async_level=1) is None
 
 
-def test_adapters_need_less_of_everything_that_is_trained_and_sent() -> None:
+def test_adapters_need_less_of_everything_that_is_trained_and_sent():
     full = usual("8b", 8)
     adapted = Scenario(MODELS["8b"], h100(8), replace(USUAL, lora_rank=16))
     count = adapted.adapters

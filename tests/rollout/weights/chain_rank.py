@@ -6,8 +6,6 @@ engine reads the slots as an engine process does, and compares what it read with
 measured it prints as one JSON line.
 """
 
-from __future__ import annotations
-
 import faulthandler
 import json
 import os

@@ -1,10 +1,7 @@
 """Adapters in a true vLLM engine: updates in flight, what it computes with, and updates that go wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import re
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -61,13 +58,13 @@ def started(folder: Path, family: str = "LlamaForCausalLM") -> UpdateScene:
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpdateScene]:
+def scene(tmp_path_factory):
     with closing(started(tmp_path_factory.mktemp("model"))) as scene:
         yield scene
 
 
 @pytest.fixture
-def proof(scene: UpdateScene) -> WeightProof:
+def proof(scene):
     """It has seen an honest update."""
     proof = WeightProof(scene.dtype)
     move(scene, 0.2)
@@ -97,7 +94,7 @@ def follow(scene: UpdateScene, limit: float) -> None:
 
 
 @pytest.mark.parametrize("family", ["here", pytest.param("Qwen2ForCausalLM", marks=pytest.mark.soak)])
-def test_the_engine_computes_with_each_version_at_once(scene: UpdateScene, tmp_path: Path, family: str) -> None:
+def test_the_engine_computes_with_each_version_at_once(scene, tmp_path, family):
     """An engine whose adapters have not come yet computes with the model of the folder."""
     other = scene if family == "here" else started(tmp_path, family)
     with pytest.MonkeyPatch.context() as patch:
@@ -111,7 +108,7 @@ def test_the_engine_computes_with_each_version_at_once(scene: UpdateScene, tmp_p
         other.close()
 
 
-def test_a_running_request_goes_on_with_new_adapters(scene: UpdateScene) -> None:
+def test_a_running_request_goes_on_with_new_adapters(scene):
     async def story() -> list[Any]:
         sampling = asyncio.ensure_future(scene.engine.sample([5] * 40, range(4)))
         running = scene.engine.rank.engine.outputs.running
@@ -131,7 +128,7 @@ def test_a_running_request_goes_on_with_new_adapters(scene: UpdateScene) -> None
 
 @pytest.mark.soak
 @pytest.mark.parametrize("family", ["qwen3", "gemma3", "gemma4", "olmo3", "phi4", "glm4", "mixtral", "qwen3 moe"])
-def test_adapters_of_modules_of_transformers_reach_the_engine(tmp_path: Path, family: str) -> None:
+def test_adapters_of_modules_of_transformers_reach_the_engine(tmp_path, family):
     """Also layers that are fused in the folder (Phi-4, GLM-4), vLLM's own module of transformers (OLMo 3) and the
     attention of mixtures; a matrix that is left out stops the run, and one without a layer."""
     with closing(started(tmp_path, family)) as scene:
@@ -167,7 +164,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_each_fault_is_found_at_once_and_named(scene: UpdateScene, proof: WeightProof, name: str) -> None:
+def test_each_fault_is_found_at_once_and_named(scene, proof, name):
     plan, message = FAULTS[name]
     move(scene, 0.2)
     published, updates = scene.update(**plan)
@@ -177,8 +174,8 @@ def test_each_fault_is_found_at_once_and_named(scene: UpdateScene, proof: Weight
 
 @pytest.mark.parametrize("harm", ["no adapter", "scale"])
 def test_an_engine_that_answers_without_the_adapters_or_with_another_scale_is_found_by_the_probe(
-    scene: UpdateScene, proof: WeightProof, monkeypatch: pytest.MonkeyPatch, harm: str
-) -> None:
+    scene, proof, monkeypatch, harm
+):
     """The matrices in the slot are right then; only what the model computes is not."""
     move(scene, 0.5)
     if harm == "no adapter":

@@ -1,7 +1,5 @@
 """The slot of adapters without an engine: workers of tensor parallelism, and the product that CPUs use for vLLM's."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,7 +57,7 @@ def worker(number: int) -> Any:
     return SimpleNamespace(lora_manager=manager)
 
 
-def test_the_workers_hold_the_whole_adapter_between_them() -> None:
+def test_the_workers_hold_the_whole_adapter_between_them():
     plan, generator = layout(), torch.Generator().manual_seed(1)
     whole = {name: torch.randn(place.shape, generator=generator) for name, place in plan.places.items()}
     workers = [worker(number) for number in range(WORKERS)]
@@ -80,7 +78,7 @@ def test_the_workers_hold_the_whole_adapter_between_them() -> None:
     assert slots[0].read()["layers.0.q_proj" + A] != slots[1].read()["layers.0.q_proj" + A]
 
 
-def test_a_matrix_without_a_layer_is_refused() -> None:
+def test_a_matrix_without_a_layer_is_refused():
     shapes = [("layers.0.gate_proj" + A, (RANK, HIDDEN)), ("layers.0.gate_proj" + B, (HIDDEN, RANK))]
     with pytest.raises(ModelError, match=r"no place for \['layers.0.gate_proj.lora_A.weight'"):
         AdapterSlot(worker(0), plan_layout(shapes, torch.float32, 1))
@@ -100,7 +98,7 @@ def fused_worker(slices: list[int], parts: list[str]) -> Any:
 
 
 @pytest.mark.parametrize(("slices", "parts"), [([6, 6], ["gate_proj", "up_proj"]), ([12], ["gate_up_proj"])])
-def test_a_matrix_that_is_fused_in_the_folder_is_cut_as_the_engine_has_it(slices: list[int], parts: list[str]) -> None:
+def test_a_matrix_that_is_fused_in_the_folder_is_cut_as_the_engine_has_it(slices, parts):
     """GLM-4's gate and up lie in two slices of vLLM's layer, Phi-4's in one."""
     name, generator = "layers.0.gate_up_proj", torch.Generator().manual_seed(4)
     plan = plan_layout([(name + A, (RANK, HIDDEN)), (name + B, (12, RANK))], torch.float32, 1)
@@ -125,14 +123,14 @@ def test_a_matrix_that_is_fused_in_the_folder_is_cut_as_the_engine_has_it(slices
         AdapterSlot(model, plan)
 
 
-def test_keys_that_are_values_too_are_refused() -> None:
+def test_keys_that_are_values_too_are_refused():
     model = worker(0)
     model.config = SimpleNamespace(attention_k_eq_v=True)
     with pytest.raises(ModelError, match=r"^lora.targets: keys of this model are its values too"):
         AdapterSlot(model, layout())
 
 
-def test_each_row_is_multiplied_by_its_own_adapter_and_those_without_one_by_none() -> None:
+def test_each_row_is_multiplied_by_its_own_adapter_and_those_without_one_by_none():
     multiply_by_adapter()
     slots, generator = 2, torch.Generator().manual_seed(2)
     wrapper = PunicaWrapperCPU(64, max_batches=8, device="cpu")
@@ -151,7 +149,7 @@ def test_each_row_is_multiplied_by_its_own_adapter_and_those_without_one_by_none
             torch.testing.assert_close(found[row], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_rows_of_one_adapter_are_taken_whole() -> None:
+def test_rows_of_one_adapter_are_taken_whole():
     assert slot_rows(torch.tensor([-1, -1])) == {}
     assert slot_rows(torch.tensor([1, 1])) == {1: None}
     found = slot_rows(torch.tensor([1, -1, 0, 1]))

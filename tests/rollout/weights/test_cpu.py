@@ -1,7 +1,5 @@
 """Linears packed by vLLM's own function: packed ahead beside a running engine, exchanged only when told to."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -86,7 +84,7 @@ def loading() -> Iterator[Scene]:
 
 
 @pytest.fixture
-def scene() -> Iterator[Scene]:
+def scene():
     with loading() as made:
         yield made
 
@@ -107,7 +105,7 @@ X = torch.linspace(-1, 1, 48).view(3, 16)
 
 @settings(max_examples=30)
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.booleans()), min_size=1, max_size=20))
-def test_the_model_becomes_what_is_taken_and_only_then(steps: list[tuple[bool, bool, bool]]) -> None:
+def test_the_model_becomes_what_is_taken_and_only_then(steps):
     """Taken at any moment of the other thread's work, or when it has packed ahead; the newest version, or the one
     before; once, or again with other values."""
     with loading() as (model, buffers, loader):
@@ -128,7 +126,7 @@ def test_the_model_becomes_what_is_taken_and_only_then(steps: list[tuple[bool, b
                 assert torch.allclose(model(X), buffers.expected(version - behind, X), rtol=1e-4, atol=1e-4)
 
 
-def test_a_half_written_version_is_left_alone(scene: Scene):
+def test_a_half_written_version_is_left_alone(scene):
     _, buffers, loader = scene
     buffers.write(0, 0)
     until(lambda: packed_ahead(loader))
@@ -139,7 +137,7 @@ def test_a_half_written_version_is_left_alone(scene: Scene):
 
 
 @pytest.mark.parametrize("broken", ["down.weight", "norm.weight"])
-def test_what_cannot_be_read_is_an_error_of_take(scene: Scene, broken: str):
+def test_what_cannot_be_read_is_an_error_of_take(scene, broken):
     model, buffers, loader = scene
     buffers.write(0, 0)
     loader.take(0)
@@ -159,9 +157,7 @@ def test_a_model_and_a_layout_that_do_not_match_are_refused():
         plan_targets(Model(), plan_layout([*SHAPES, ("extra", (4,))], torch.float32, 1))
 
 
-def test_weights_are_packed_ahead_by_as_many_threads_as_the_model_was_loaded_with(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_weights_are_packed_ahead_by_as_many_threads_as_the_model_was_loaded_with(monkeypatch):
     """OpenMP counts them for each thread; with another number oneDNN packs them in another order than it multiplies."""
     calls = list[tuple[str, int]]()
     monkeypatch.setattr(torch._C, "set_num_threads", lambda count: calls.append((current_thread().name, count)))

@@ -1,9 +1,6 @@
 """Updates that go wrong inside a true vLLM engine: each is found at once, and what is stale is named."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -49,7 +46,7 @@ def started(folder: Path, family: str, dtype: str) -> UpdateScene:
 
 
 @pytest.fixture(scope="module")
-def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpdateScene]:
+def scene(tmp_path_factory):
     dtype = "bfloat16" if packs(torch.bfloat16) else "float32"
     with closing(started(tmp_path_factory.mktemp("scene"), "LlamaForCausalLM", dtype)) as scene:
         yield scene
@@ -68,13 +65,11 @@ def inject(scene: UpdateScene, name: str, share: float) -> None:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_each_fault_is_found_at_once_and_named(scene: UpdateScene, name: str) -> None:
+def test_each_fault_is_found_at_once_and_named(scene, name):
     inject(scene, name, 0.01)
 
 
-def test_tensors_that_the_trainers_write_in_each_others_place_are_named(
-    scene: UpdateScene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensors_that_the_trainers_write_in_each_others_place_are_named(scene, monkeypatch):
     """What is compared are the trainers' weights, not what they wrote."""
     names, proof = [LAYER + f"self_attn.{kind}_proj.weight" for kind in "oq"], WeightProof(scene.dtype)
     proof.check(*scene.update(), scene.probe)
@@ -97,7 +92,7 @@ def test_tensors_that_the_trainers_write_in_each_others_place_are_named(
 @pytest.mark.soak
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_fault_by_every_move_is_found_at_once_and_named(tmp_path: Path, family: str, dtype: str) -> None:
+def test_every_fault_by_every_move_is_found_at_once_and_named(tmp_path, family, dtype):
     if not packs(getattr(torch, dtype)):
         pytest.skip("vLLM packs no linears of this type on this processor")
     with closing(started(tmp_path, family, dtype)) as scene:
@@ -109,7 +104,7 @@ def test_every_fault_by_every_move_is_found_at_once_and_named(tmp_path: Path, fa
 @pytest.mark.soak
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("move", ["steps", "noise"])
-def test_200_honest_updates_raise_no_alarm(tmp_path: Path, dtype: str, move: str) -> None:
+def test_200_honest_updates_raise_no_alarm(tmp_path, dtype, move):
     with closing(started(tmp_path, "Qwen3ForCausalLM", dtype)) as scene:
         proof, apart = WeightProof(dtype), list[float]()
         for _ in range(200):
@@ -122,7 +117,7 @@ def test_200_honest_updates_raise_no_alarm(tmp_path: Path, dtype: str, move: str
 @pytest.mark.parametrize(
     ("name", "plan"), [(DOWN, "skip_packed"), (KEYS, "skip_packed"), (EMBEDDING, "skip_plain"), (NORM, "skip_plain")]
 )
-def test_a_single_value_that_stayed_stale_is_found_at_once(scene: UpdateScene, name: str, plan: str) -> None:
+def test_a_single_value_that_stayed_stale_is_found_at_once(scene, name, plan):
     """The smallest change that there is: one value by one step of bfloat16, wherever it is."""
     for place in (0, 19, 47, 63):
         parameter, proof = dict(scene.decoder.named_parameters())[name], WeightProof(scene.dtype)

@@ -1,7 +1,5 @@
 """Where bytes lie, who owns them, and in which pieces they travel."""
 
-from __future__ import annotations
-
 import json
 
 import torch
@@ -41,7 +39,7 @@ def ranges(draw: st.DrawFn) -> Ranges:
     return [(start, end) for start, end in zip(borders, borders[1:], strict=False) if draw(st.booleans())]
 
 
-def test_offsets_by_hand() -> None:
+def test_offsets_by_hand():
     layout = plan_layout(SHAPES, torch.bfloat16, world=2)
     assert [(name, place.offset) for name, place in layout.places.items()] == [("a", 64), ("b", 128), ("c", 256)]
     assert layout.size_bytes == 320 and layout.payload_bytes == 2 * (12 + 64 + 5)
@@ -49,7 +47,7 @@ def test_offsets_by_hand() -> None:
 
 
 @given(layouts())
-def test_tensors_are_aligned_behind_the_flags_of_all_ranks_and_the_layout_survives_json(layout: Layout) -> None:
+def test_tensors_are_aligned_behind_the_flags_of_all_ranks_and_the_layout_survives_json(layout):
     end = 8 * layout.world
     for place in layout.places.values():
         assert place.offset % 64 == 0 and end <= place.offset < end + 64
@@ -58,14 +56,14 @@ def test_tensors_are_aligned_behind_the_flags_of_all_ranks_and_the_layout_surviv
     assert read_layout(json.loads(json.dumps(layout.describe()))) == layout
 
 
-def test_neighbours_become_one_range_and_holes_split() -> None:
+def test_neighbours_become_one_range_and_holes_split():
     layout = plan_layout(SHAPES, torch.bfloat16, world=1)
     assert merge_ranges(layout, [("a", 0, 3), ("b", 0, 2), ("c", 0, 5)]) == [(64, 202)]
     assert merge_ranges(layout, [("a", 0, 2), ("b", 1, 1), ("c", 0, 5)]) == [(64, 16), (192, 74)]
 
 
 @given(layouts())
-def test_buckets_have_every_tensor_in_order_and_are_as_few_as_the_largest_allows(layout: Layout) -> None:
+def test_buckets_have_every_tensor_in_order_and_are_as_few_as_the_largest_allows(layout):
     buckets = plan_buckets(layout)
     assert [name for bucket in buckets for name in bucket.names] == list(layout.places)
     starts = [layout.places[bucket.names[0]].offset for bucket in buckets]
@@ -80,7 +78,7 @@ def test_buckets_have_every_tensor_in_order_and_are_as_few_as_the_largest_allows
 
 
 @given(ranges(), ranges())
-def test_what_is_cut_into_spans_are_the_bytes_that_both_have(whole: Ranges, spans: Ranges) -> None:
+def test_what_is_cut_into_spans_are_the_bytes_that_both_have(whole, spans):
     pieces = cut([(start, end - start) for start, end in whole], spans)
     assert len(pieces) == len(spans)
     for (start, end), parts in zip(spans, pieces, strict=True):
@@ -90,7 +88,7 @@ def test_what_is_cut_into_spans_are_the_bytes_that_both_have(whole: Ranges, span
         assert cells == expected
 
 
-def test_tied_parameters_come_once_and_plain_tensors_belong_to_rank_0() -> None:
+def test_tied_parameters_come_once_and_plain_tensors_belong_to_rank_0():
     tied = torch.nn.Parameter(torch.zeros(4, 2))
     named = [("embed", tied), ("norm", torch.nn.Parameter(torch.zeros(2))), ("head", tied)]
     assert unique_shapes(named) == [("embed", (4, 2)), ("norm", (2,))]
@@ -98,5 +96,5 @@ def test_tied_parameters_come_once_and_plain_tensors_belong_to_rank_0() -> None:
     assert own_pieces(named, rank=1) == []
 
 
-def test_versions_take_turns_in_two_buffers() -> None:
+def test_versions_take_turns_in_two_buffers():
     assert [buffer_of(version) for version in range(4)] == [0, 1, 0, 1]

@@ -1,7 +1,5 @@
 """The weight transfer over the network alone: in any order of meeting, with engines that die."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -48,7 +46,7 @@ def run_ranks(folder: Path, *plays: Play, deadline_s: float = 800) -> Rows:
     return [json.loads(line) for text in told for line in text.splitlines() if line.startswith('{"rank"')]
 
 
-def test_a_version_that_was_written_over_is_not_sent_again() -> None:
+def test_a_version_that_was_written_over_is_not_sent_again():
     """Two buffers hold versions 4 and 5; the engine that asked for 3 has died since."""
     store = dist.HashStore()
     for number, version in enumerate((3, 4), 1):
@@ -60,7 +58,7 @@ def test_a_version_that_was_written_over_is_not_sent_again() -> None:
 
 
 @pytest.fixture(scope="module")
-def plays(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rows, Rows, Rows]:
+def plays(tmp_path_factory):
     """What the same processes measured: of a large model; of late ranks, one of which dies; of ranks of one host."""
     large, late = Play(2, 2, large=True), Play(2, 2, meetings=2, versions=3, delay_s=0.3, die=(0, 1, 3))
     found = run_ranks(tmp_path_factory.mktemp("plays"), large, late, Play(2, 1, versions=3, transport="auto"))
@@ -70,13 +68,13 @@ def plays(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rows, Rows, Rows]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1000)
-def test_engines_and_trainers_meet_in_any_order_and_one_engine_dies_on_the_way(plays: tuple[Rows, ...]) -> None:
+def test_engines_and_trainers_meet_in_any_order_and_one_engine_dies_on_the_way(plays):
     assert [(row["rank"], row["meeting"]) for row in plays[1]] == [(r, m) for r in range(4) for m in range(2)]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1000)
-def test_on_one_host_an_engine_reads_the_memory_of_the_trainers_who_gather_nothing(plays: tuple[Rows, ...]) -> None:
+def test_on_one_host_an_engine_reads_the_memory_of_the_trainers_who_gather_nothing(plays):
     *trainers, engine = plays[2]
     assert engine["transport"] == "shm" and sum(rank["own"] for rank in trainers) == engine["payload"]
     assert all(rank["own"] < engine["payload"] for rank in trainers)
@@ -84,7 +82,7 @@ def test_on_one_host_an_engine_reads_the_memory_of_the_trainers_who_gather_nothi
 
 @pytest.mark.slow
 @pytest.mark.timeout(1000)
-def test_each_trainer_sends_its_rows_once_and_a_receiver_holds_two_tensors(plays: tuple[Rows, ...]) -> None:
+def test_each_trainer_sends_its_rows_once_and_a_receiver_holds_two_tensors(plays):
     trainers, engines = plays[0][:2], plays[0][2:]
     assert all(one["sent"] == 2 * one["own"] for one in trainers), "two versions"
     assert sum(one["own"] for one in trainers) == LARGE_BYTES
@@ -94,15 +92,10 @@ def test_each_trainer_sends_its_rows_once_and_a_receiver_holds_two_tensors(plays
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "play",
-    [
-        Play(2, 2, meetings=200, delay_s=0.3),
-        Play(3, 3, meetings=200, delay_s=0.3),
-        Play(2, 3, meetings=50, versions=4, delay_s=0.2, die=(1, 2, 2)),
-    ],
-    ids=["2", "3", "an engine process dies in the middle of a delivery"],
-)
-def test_many_meetings_with_random_delays(tmp_path: Path, play: Play) -> None:
+@pytest.mark.parametrize("play", [
+    Play(2, 2, meetings=200, delay_s=0.3), Play(3, 3, meetings=200, delay_s=0.3),
+    Play(2, 3, meetings=50, versions=4, delay_s=0.2, die=(1, 2, 2)),
+], ids=["2", "3", "an engine process dies in the middle of a delivery"])  # fmt: skip
+def test_many_meetings_with_random_delays(tmp_path, play):
     found = run_ranks(tmp_path, play, deadline_s=1700)
     assert len(found) == play.meetings * (play.trainers + play.engines)

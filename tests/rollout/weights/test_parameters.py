@@ -1,7 +1,5 @@
 """What a model's parameters hold is read back, whole or as some worker has it."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,7 +52,7 @@ def worker_targets(worker: int, held: dict[str, torch.Tensor]) -> list[Target]:
     ]
 
 
-def test_tensor_parallel_workers_together_hold_what_the_trainers_sent_and_one_stale_slice_is_named() -> None:
+def test_tensor_parallel_workers_together_hold_what_the_trainers_sent_and_one_stale_slice_is_named():
     layout: Layout = plan_layout(SHAPES, DTYPE, 1)
     held, old = weights(), {name: value * 1.1 for name, value in weights().items()}
     published, before = (
@@ -78,7 +76,7 @@ def test_tensor_parallel_workers_together_hold_what_the_trainers_sent_and_one_st
         compare_held([published], add_workers(stale, layout), 0, [before])
 
 
-def test_a_slice_that_no_worker_holds_is_an_error() -> None:
+def test_a_slice_that_no_worker_holds_is_an_error():
     layout = plan_layout(SHAPES, DTYPE, 1)
     workers = [(read_plain(worker_targets(worker, weights()), layout, worker), {}) for worker in range(WORKERS - 1)]
     with pytest.raises(SyncMismatch, match=r"hold 480 values of embed beside 0 whole copies"):
@@ -86,7 +84,7 @@ def test_a_slice_that_no_worker_holds_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("carried", [True, False])
-def test_packed_linears_are_read_by_products_with_unit_vectors(carried: bool) -> None:
+def test_packed_linears_are_read_by_products_with_unit_vectors(carried):
     """Two trainer ranks; the second chose other columns, and has no rows of k."""
     from rollout.weights.cpu.loader import pack
 

@@ -1,8 +1,6 @@
 """Which transport an engine uses, from where everybody runs, and where bytes lie: in host memory, in the two slots
 through which a model streams, and in a GPU's shard (checked on the CPU; true IPC needs a GPU)."""
 
-from __future__ import annotations
-
 import multiprocessing
 from typing import Any
 
@@ -23,23 +21,15 @@ def transfers(transport: str, *hosts: str, kind: str = "shm") -> list[dict[str, 
     return [{"transport": transport, "kind": kind, "host": host} for host in hosts]
 
 
-@pytest.mark.parametrize(
-    ("asked", "hosts", "kind", "chosen"),
-    [
-        ("auto", ("n0", "n0"), "shm", "shm"),
-        ("auto", ("n0", "n0"), "cuda_ipc", "cuda_ipc"),
-        ("auto", ("n0", "n1"), "shm", "network"),
-        ("network", ("n0",), "shm", "network"),
-        ("shm", ("n0",), "shm", "shm"),
-    ],
-)
-def test_an_engine_on_the_host_of_all_trainers_reads_directly(
-    asked: str, hosts: tuple[str, ...], kind: str, chosen: str
-) -> None:
+@pytest.mark.parametrize(("asked", "hosts", "kind", "chosen"), [
+    ("auto", ("n0", "n0"), "shm", "shm"), ("auto", ("n0", "n0"), "cuda_ipc", "cuda_ipc"),
+    ("auto", ("n0", "n1"), "shm", "network"), ("network", ("n0",), "shm", "network"), ("shm", ("n0",), "shm", "shm"),
+])  # fmt: skip
+def test_an_engine_on_the_host_of_all_trainers_reads_directly(asked, hosts, kind, chosen):
     assert choose_transport(transfers(asked, *hosts, kind=kind), "n0") == chosen
 
 
-def test_a_transport_that_cannot_reach_is_refused_with_the_repair() -> None:
+def test_a_transport_that_cannot_reach_is_refused_with_the_repair():
     with pytest.raises(ConfigError, match=r"n1 and an engine on n0: use rollout\.transport"):
         choose_transport(transfers("shm", "n0", "n1"), "n0")
     weights = [("w", torch.nn.Parameter(torch.zeros(2, 2)))]
@@ -47,21 +37,17 @@ def test_a_transport_that_cannot_reach_is_refused_with_the_repair() -> None:
         make_sender("cuda_ipc", weights, torch.bfloat16, rank=0, world=1, store=dist.HashStore(), engines=1)
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ([4, 2], "engine 2 should take version 4, .* trainer 1 holds version 2"),
-        ([4, 6], "trainer 1 holds version 6"),
-        ([-1, 4], "trainer 0 holds nothing complete"),
-    ],
-)
-def test_a_part_of_another_version_is_named(flags: list[int], message: str) -> None:
+@pytest.mark.parametrize(("flags", "message"), [
+    ([4, 2], "engine 2 should take version 4, .* trainer 1 holds version 2"), ([4, 6], "trainer 1 holds version 6"),
+    ([-1, 4], "trainer 0 holds nothing complete"),
+])  # fmt: skip
+def test_a_part_of_another_version_is_named(flags, message):
     check_flags([4, 4], 4, 2)
     with pytest.raises(SyncMismatch, match=message):
         check_flags(flags, 4, 2)
 
 
-def test_a_buffer_is_one_memory_under_its_path_and_a_wrong_path_is_an_error() -> None:
+def test_a_buffer_is_one_memory_under_its_path_and_a_wrong_path_is_an_error():
     layout = plan_layout([("w", (4, 3))], torch.float32, world=1)
     ours = create_buffer(layout)
     theirs = open_buffer(ours.path, layout)
@@ -74,11 +60,11 @@ def test_a_buffer_is_one_memory_under_its_path_and_a_wrong_path_is_an_error() ->
         open_buffer("/proc/1/fd/99999", layout)
 
 
-def test_the_host_identity_names_this_host() -> None:
+def test_the_host_identity_names_this_host():
     assert host_identity() == host_identity() and host_identity().count("/") == 2
 
 
-def test_a_write_counts_its_bytes_and_replaces_every_second_version() -> None:
+def test_a_write_counts_its_bytes_and_replaces_every_second_version():
     weight = torch.nn.Parameter(torch.ones(4, 3))
     sender = make_sender("shm", [("w", weight)], torch.bfloat16, rank=0, world=1, store=dist.HashStore(), engines=1)
     memory = open_buffer(sender.describe()["path"], sender.layout)
@@ -96,9 +82,7 @@ BUCKETS = plan_layout([("a", (4, 16)), ("b", (2, 16)), ("c", (2, 16)), ("d", (4,
 """three: a; b and c; d"""
 
 
-def test_each_bucket_is_read_once_it_is_complete_and_is_free_once_every_worker_has_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_each_bucket_is_read_once_it_is_complete_and_is_free_once_every_worker_has_it(monkeypatch):
     monkeypatch.setattr(slots, "DELIVERY_DEADLINE_S", 0.0)
     rank = WeightSlots.create(BUCKETS, 2, torch.device("cpu"))
     workers = [WeightSlots.open(BUCKETS, **rank.describe()) for _ in range(2)]
@@ -149,7 +133,7 @@ def check(shard: DeviceShard) -> None:
             assert (view == 100 * buffer + number).all()
 
 
-def test_parts_of_a_shard_do_not_overlap() -> None:
+def test_parts_of_a_shard_do_not_overlap():
     shard = DeviceShard(SHARDED, ROWS, torch.zeros(BUFFERS * part_bytes(SHARDED, ROWS), dtype=torch.uint8))
     assert shard.part_bytes == part_bytes(SHARDED, ROWS)
     fill(shard)
@@ -164,7 +148,7 @@ def read_elsewhere(handle: dict[str, Any]) -> None:
 
 
 @pytest.mark.gpu
-def test_another_process_reads_the_same_gpu_memory() -> None:
+def test_another_process_reads_the_same_gpu_memory():
     shard = create_shard(SHARDED, ROWS, torch.device("cuda", 0))
     fill(shard)
     torch.cuda.synchronize()

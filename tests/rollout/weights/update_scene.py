@@ -4,8 +4,6 @@ The faults are planted where the model takes new weights; what the trainers send
 CPU, so it inherits the loader set here, and the page in which this process writes what is to go wrong.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import mmap

@@ -1,8 +1,6 @@
 """Every point at which trainers and engines meet for a weight transfer comes after a random delay, in every process of
 a launch that has this folder on its PYTHONPATH (Launch's `delay_s`). What was delayed is written down, a line each."""
 
-from __future__ import annotations
-
 import functools
 import importlib.abc
 import importlib.machinery

@@ -1,7 +1,5 @@
 """The names of all objectives: those of the product, and those of examples/objectives/, by their paths."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from trainer.objectives.registry import OBJECTIVES, PublishedObjective, find, load_all

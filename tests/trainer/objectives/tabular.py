@@ -1,8 +1,6 @@
 """Small problems: completions of one or two tokens whose every probability is a table, so that expectations are sums
 over all completions."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Advantages by hand and, of one group, against gradients of their objectives: all groups of a few arms are enumerated,
 pi = softmax(theta), s(a)_j = 1[a = j] - pi_j. Then weights of tokens, and the sequences that carry both."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random
@@ -36,11 +34,11 @@ ANSWERS = ("7", "8", "9", None)
 
 
 @pytest.mark.parametrize("row", read_table("trainer/objectives/formulas"), ids=lambda row: row["case"])
-def test_formulas_by_hand(row: dict[str, Any]) -> None:
+def test_formulas_by_hand(row):
     assert getattr(baselines, row["formula"])(*row["arguments"]) == pytest.approx(row["expected"], abs=1e-6)
 
 
-def test_equal_rewards_give_exactly_zero() -> None:
+def test_equal_rewards_give_exactly_zero():
     equal = [0.7] * 6
     assert math.fsum(equal) / 6 != 0.7, "their mean rounds to another number"
     for formula in (mean_baseline, leave_one_out, maxrl):
@@ -106,9 +104,7 @@ def gradients() -> Iterator[tuple[str, float, int, Callable[[Arms], list[float]]
 
 
 @pytest.mark.parametrize(("case", "p", "size", "formula", "gradient"), gradients())
-def test_a_groups_mean_gradient_is_that_of_its_objective(
-    case: str, p: float, size: int, formula: Any, gradient: float
-) -> None:
+def test_a_groups_mean_gradient_is_that_of_its_objective(case, p, size, formula, gradient):
     assert expected(p, size, formula)[0] == pytest.approx(gradient, abs=1e-7)
 
 
@@ -116,7 +112,7 @@ def test_a_groups_mean_gradient_is_that_of_its_objective(
     ("p", "k", "variance", "plain"),
     [(0.5, 4, 0.0469, 0.7344), (0.1, 4, 0.1673, 0.1861), (0.25, 4, 0.1372, 0.3335), (0.1, 8, 0.1913, 0.3259)],
 )
-def test_more_completions_only_lower_the_variance_of_pass_at_k(p: float, k: int, variance: float, plain: float) -> None:
+def test_more_completions_only_lower_the_variance_of_pass_at_k(p, k, variance, plain):
     """f sum_i s_i, leaving none out, is unbiased too, and noisier."""
     spreads = [expected(p, size, of_rewards(best(k)))[1] for size in (k, k + 1, k + 2)]
     assert spreads[0] == pytest.approx(variance, abs=5e-5) and spreads[0] - 1e-3 > spreads[1] > spreads[2] + 1e-3
@@ -135,14 +131,11 @@ def of_sixteen(p: float, formula: Formula) -> tuple[float, float]:
     return first, first**2 / (second - first**2)
 
 
-@pytest.mark.parametrize(
-    ("p", "mean", "four", "eight"),
-    [(0.05, 0.931, 1.099, 1.251), (0.1, 2.209, 3.216, 3.646), (0.2, 6.713, 16.334, 3.844), (0.3, 17.872, 24.064, 1.432),
-     (0.5, 120.0, 3.881, 0.232)],
-)  # fmt: skip
-def test_the_best_of_k_tells_more_than_the_mean_where_few_are_right_and_less_where_many_are(
-    p: float, mean: float, four: float, eight: float
-) -> None:
+@pytest.mark.parametrize(("p", "mean", "four", "eight"), [
+    (0.05, 0.931, 1.099, 1.251), (0.1, 2.209, 3.216, 3.646), (0.2, 6.713, 16.334, 3.844), (0.3, 17.872, 24.064, 1.432),
+    (0.5, 120.0, 3.881, 0.232),
+])  # fmt: skip
+def test_the_best_of_k_tells_more_than_the_mean_where_few_are_right_and_less_where_many_are(p, mean, four, eight):
     """Squared mean over variance of the gradient from one group of 16, as objectives.md has it: worked out with the
     advantages by hand, 1 - (c - 1)/15 and -c/15, or k C(16 - c, k - 1) / C(15, k - 1) for the c right ones only."""
     clarity = [of_sixteen(p, formula)[1] for formula in (leave_one_out, best(4), best(8))]
@@ -153,9 +146,7 @@ def test_the_best_of_k_tells_more_than_the_mean_where_few_are_right_and_less_whe
     ("p", "size", "plain", "clarity"),
     [(0.05, 0.947, 1.099, 1.155), (0.1, 0.958, 3.216, 3.588), (0.3, 1.018, 24.064, 11.945), (0.5, 1.125, 3.881, 2.130)],
 )
-def test_centring_helps_the_best_of_four_where_few_are_right(
-    p: float, size: float, plain: float, clarity: float
-) -> None:
+def test_centring_helps_the_best_of_four_where_few_are_right(p, size, plain, clarity):
     """The mean of the centred gradient over that of the plain one, and what each tells, as objectives.md has it: a
     right one among c has a (1 - c/16) instead of a (1 - p), a = 4 C(16 - c, 3) / C(15, 3)."""
     mean, clear = of_sixteen(p, best(4))
@@ -179,7 +170,7 @@ def by_subsets(group: Sequence[float], k: int, value: Callable[[list[float]], fl
 
 
 @given(st.lists(st.sampled_from([0.5, -1.0, 0.0]) | st.floats(-2, 2), min_size=2, max_size=7))
-def test_the_best_is_the_mean_over_all_subsets(rewards: list[float]) -> None:
+def test_the_best_is_the_mean_over_all_subsets(rewards):
     for k in range(2, len(rewards) + 1):
         assert best_of(rewards, k) == pytest.approx(by_subsets(rewards, k, max), abs=1e-9)
 
@@ -192,12 +183,12 @@ def majority(group: Sequence[float]) -> float:
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=7))
-def test_the_majority_is_the_mean_over_all_subsets(group: list[int]) -> None:
+def test_the_majority_is_the_mean_over_all_subsets(group):
     for k in range(1, len(group) + 1):
         assert of_votes(k)(group) == pytest.approx(by_subsets(group, k, majority), abs=1e-9)
 
 
-def test_large_groups_agree_with_the_definition() -> None:
+def test_large_groups_agree_with_the_definition():
     """Summed over i, the definition gives sum_i A_i = n k (U_k - U_{k-1}), U_k the mean of f over all choices of k."""
     draw = random.Random(6)
     answers, rewards = [str(draw.randrange(40)) for _ in range(64)], sorted(draw.gauss(0, 1) for _ in range(64))
@@ -213,7 +204,7 @@ def test_large_groups_agree_with_the_definition() -> None:
 
 
 @pytest.mark.parametrize("k", [-1, 0, 1, 4])
-def test_a_k_that_cannot_be_is_refused(k: int) -> None:
+def test_a_k_that_cannot_be_is_refused(k):
     with pytest.raises(ValueError, match="objective.advantage.k"):
         best_of([1.0, 0.0, 0.5], k)
     if k != 1:
@@ -244,7 +235,7 @@ SCALES = {
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_scales_by_hand(scale: str) -> None:
+def test_scales_by_hand(scale):
     """Deviations are the population's: .467707 over all eight, sqrt(3)/4 and 1/2 over each group. Equal rewards give
     exactly 0, and their roundings are not made large."""
     assert deviation([0.75, -0.25, -0.25, -0.25, 0.5, 0.5, -0.5, -0.5]) == pytest.approx(0.467707, abs=1e-6)
@@ -256,7 +247,7 @@ def test_scales_by_hand(scale: str) -> None:
     assert scale == "none" or scaled([[1e-7, 0.0]], scale) == [[1.0, -1.0]], "a difference of rewards, if a small one"
 
 
-def test_masked_completions_are_in_no_mean_and_no_deviation() -> None:
+def test_masked_completions_are_in_no_mean_and_no_deviation():
     """(1, 0, -) has mean .5, (1, 1, 0) has 2/3: the masked one is neither a 0 nor a number at all."""
     groups = [[1.0, 0.0, None], [1.0, 1.0, 0.0]]
     assert scaled(groups, "none") == [[0.5, -0.5, None], pytest.approx([1 / 3, 1 / 3, -2 / 3])]
@@ -264,7 +255,7 @@ def test_masked_completions_are_in_no_mean_and_no_deviation() -> None:
     assert scaled(groups, "minibatch")[0] == [0.5 / std, -0.5 / std, None]
 
 
-def test_a_group_is_diverse_by_exact_inequality_of_graded_rewards() -> None:
+def test_a_group_is_diverse_by_exact_inequality_of_graded_rewards():
     same, near = [reward(1.1), reward(1.1)], [reward(1.1), reward(1.1 - 1e-12)]
     assert not diverse(same, "total") and diverse(near, "total") and diverse(same, "off")
     assert not diverse([reward(1.1), reward(0.0, Verdict.TIMEOUT)], "total")
@@ -274,20 +265,20 @@ def test_a_group_is_diverse_by_exact_inequality_of_graded_rewards() -> None:
 
 
 @pytest.mark.parametrize("bad", [reward(math.nan), Reward(1.0, 0.0, math.inf, 0.0, 0.0, Verdict.CORRECT)])
-def test_a_reward_that_is_not_finite_is_refused(bad: Reward) -> None:
+def test_a_reward_that_is_not_finite_is_refused(bad):
     with pytest.raises(NonFinite):
         of_group([reward(1.0), bad])
 
 
 @pytest.mark.parametrize("row", read_table("trainer/objectives/advantages"), ids=lambda row: row["case"])
-def test_advantages_of_one_group_by_hand(row: dict[str, Any]) -> None:
+def test_advantages_of_one_group_by_hand(row):
     mixed = [reward(1.1, Verdict.CORRECT, 0.9, "4"), reward(0.1, answer="5 x"), reward(0.2, answer=" 5X"), reward(0.0)]
     assert of_group(mixed, **row["advantage"]) == pytest.approx(row["expected"], abs=1e-6)
 
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", ["pass_at_k", "majority", "maxrl"])
-def test_what_is_left_of_equal_rewards_is_nothing_to_be_scaled(name: str, scale: str) -> None:
+def test_what_is_left_of_equal_rewards_is_nothing_to_be_scaled(name, scale):
     """(0.1 + 0.9) - 0.9 is not 0.1: such a rounding is no advantage."""
     group = [Reward(0.1 + 0.9, 0.1, 0.9, 0.0, 0.0, Verdict.CORRECT, answer="1") for _ in range(3)]
     group.append(Reward(0.1, 0.1, 0.0, 0.0, 0.0, Verdict.WRONG, answer="2"))
@@ -298,7 +289,7 @@ def test_what_is_left_of_equal_rewards_is_nothing_to_be_scaled(name: str, scale:
     assert name != "pass_at_k" or whole == [0.0] * 4
 
 
-def test_each_reward_is_normalised_by_itself() -> None:
+def test_each_reward_is_normalised_by_itself():
     """Correctness (1, 0, 0, 0) has deviation sqrt(3)/4, whatever its size: (.75, -.25, ...) / .4330127; language
     (0, 1, 1, 0) and length (0, -.1, 0, -.1) have (-1, 1, 1, -1) and (1, -1, 1, -1). Equal formats add nothing."""
     parts = ((1, 0), (0, 1), (0, 1), (0, 0))
@@ -318,7 +309,7 @@ def test_each_reward_is_normalised_by_itself() -> None:
 
 
 @pytest.mark.parametrize("row", read_table("trainer/objectives/token_weights"), ids=lambda row: row["case"])
-def test_token_weights_of_a_short_and_a_long_completion(row: dict[str, Any]) -> None:
+def test_token_weights_of_a_short_and_a_long_completion(row):
     weights = token_weights(row["lengths"], row["by"], 10)
     assert weights == [pytest.approx(group, abs=1e-9) for group in row["expected"]]
     if row["by"] == "constant":
@@ -332,7 +323,7 @@ def test_token_weights_of_a_short_and_a_long_completion(row: dict[str, Any]) -> 
     ),
     st.sampled_from(["group_tokens", "batch_tokens", "sequence"]),
 )
-def test_weights_over_all_tokens_sum_to_one(lengths: list[list[int]], by: Any) -> None:
+def test_weights_over_all_tokens_sum_to_one(lengths, by):
     flat = zip(itertools.chain(*token_weights(lengths, by)), itertools.chain(*lengths), strict=True)
     assert sum(weight * tokens for weight, tokens in flat) == pytest.approx(1.0)
 
@@ -351,7 +342,7 @@ def sequences(groups: list[Group], values: dict[str, float] | None = None, **obj
     return train_sequences(groups, objective_of(config), config, values=values)
 
 
-def test_train_sequences_carry_prompt_advantage_and_weight_and_leave_masked_ones_out() -> None:
+def test_train_sequences_carry_prompt_advantage_and_weight_and_leave_masked_ones_out():
     group = group_of(0, [reward(1.0), reward(0.0), reward(0.0, Verdict.TIMEOUT)], [1, 3, 2])
     first, second = sequences([group], advantage={"scale": "none"})
     assert (first.token_ids, first.prompt_tokens, first.columns) == ([4, 5, 7], 2, {"behaviour": [-1.0]})
@@ -363,7 +354,7 @@ def test_train_sequences_carry_prompt_advantage_and_weight_and_leave_masked_ones
     assert first.weight == second.weight == 0.5
 
 
-def test_truncated_completions_leave_the_loss_but_not_the_mean_that_others_are_compared_with() -> None:
+def test_truncated_completions_leave_the_loss_but_not_the_mean_that_others_are_compared_with():
     """One of each group was cut. Advantages are those of all rewards, (0, 1, 0) and (0, 1); tokens 1 + 2 and 2."""
     groups = [
         group_of(0, [reward(0.0), reward(1.0), reward(0.0)], [4, 1, 2], "length"),
@@ -376,7 +367,7 @@ def test_truncated_completions_leave_the_loss_but_not_the_mean_that_others_are_c
         assert [(each.advantages, each.weight) for each in rows] == [([value], 1 / tokens) for value in kept]
 
 
-def test_c_rlft_weighs_by_the_exponential_of_the_reward() -> None:
+def test_c_rlft_weighs_by_the_exponential_of_the_reward():
     """beta = 1 / ln 10: rewards 1, 0, 0, 2 count 10, 1, 1, 100, of which the mean is 28."""
     groups = [group_of(0, [reward(1.0), reward(0.0)], [2, 2]), group_of(1, [reward(0.0), reward(2.0)], [2, 2])]
     rows = sequences(groups, name=example("c_rlft"), beta=1 / math.log(10))
@@ -384,7 +375,7 @@ def test_c_rlft_weighs_by_the_exponential_of_the_reward() -> None:
     assert [each.advantages for each in sequences(groups[:1], name=example("c_rlft"), beta=1e-6)] == [[2.0], [0.0]]
 
 
-def test_every_imitated_token_of_demonstrations_weighs_the_same() -> None:
+def test_every_imitated_token_of_demonstrations_weighs_the_same():
     first, second = sft_sequences([Demonstration([1], [2, 3]), Demonstration([1, 1], [2])])
     assert first.weight == second.weight == pytest.approx(1 / 3)
     assert (second.mask, second.columns, second.advantages) == (bytes([0, 0, 2]), {}, [])

@@ -1,7 +1,5 @@
 """Episodes of several turns: their gradient is that of their turns, and what credit and divergences mean over them."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import random
@@ -83,7 +81,7 @@ def merged(sequence: TrainSequence) -> TrainSequence:
 
 
 @pytest.mark.parametrize("name", TURNS)
-def test_the_gradient_of_an_episode_is_that_of_its_turns(name: str) -> None:
+def test_the_gradient_of_an_episode_is_that_of_its_turns(name):
     """Several turns in one sequence, and each as a sequence of its own: the same step, for rewards of the episode and
     of its turns."""
     decoder, settings, models = model(1), objective(name), AuxiliaryModels(reference=model(2), teacher=None)
@@ -104,7 +102,7 @@ def test_the_gradient_of_an_episode_is_that_of_its_turns(name: str) -> None:
     assert float((other - expected).norm() / expected.norm()) > 1e-3, "a loss on what an environment says would be seen"
 
 
-def test_ratios_are_means_of_a_turn_where_they_are_means() -> None:
+def test_ratios_are_means_of_a_turn_where_they_are_means():
     """gspo, two turns of 2 and 1 tokens with log-ratios 0.2, 0.4 | -0.6: s = exp(0.3), exp(0.3), exp(-0.6)."""
     sequence = TrainSequence(
         [9, 1, 2, 9, 3], bytes([0, 1, 1, 0, 1]), 1.0, [1.0, 1.0], columns={"behaviour": [-1.2, -1.4, -0.4]}
@@ -122,7 +120,7 @@ def test_ratios_are_means_of_a_turn_where_they_are_means() -> None:
        for kind in ("return", "sequence_k2", "sequence_k3"))],
     ids=str,
 )  # fmt: skip
-def test_a_factor_of_an_episode_is_of_all_its_turns(chosen: dict[str, Any]) -> None:
+def test_a_factor_of_an_episode_is_of_all_its_turns(chosen):
     """Sums of log pi/ref, and so divergences, are those of the whole episode, what a turn does to later ones included:
     loss and gradient are those of the same tokens in one turn, whose values test_loss.py and test_tabular.py hold."""
     decoder, settings = model(1), objective(**chosen)
@@ -184,14 +182,12 @@ VERIFIED = group_of(
         (VERIFIED, "dr_grpo", 1.0, [[0.5, 0.5], [-0.5, -0.5], [0.0]]),
     ],
 )
-def test_a_turn_is_credited_with_the_discounted_rewards_from_it_on(
-    group: Group, name: str, discount: float, expected: list[list[float] | None]
-) -> None:
+def test_a_turn_is_credited_with_the_discounted_rewards_from_it_on(group, name, discount, expected):
     [rows] = turn_advantages([group], read_objective({"name": name}).advantage, discount)
     assert rows == [None if row is None else pytest.approx(row) for row in expected]
 
 
-def test_sequences_carry_the_advantages_of_their_turns() -> None:
+def test_sequences_carry_the_advantages_of_their_turns():
     plain = read_objective({"name": "dr_grpo"})
 
     def trained(group: Group, **environment: Any) -> list[list[float]]:
@@ -203,7 +199,7 @@ def test_sequences_carry_the_advantages_of_their_turns() -> None:
     assert trained(two, discount=0.0) == [[0.0, 1.0], [0.0, -1.0]]
 
 
-def test_objectives_that_cannot_be_trained_on_episodes_say_why() -> None:
+def test_objectives_that_cannot_be_trained_on_episodes_say_why():
     refused = {name for name, each in PUBLISHED.items() if each.kind.several_turns}
     assert refused == {"f_dpg", "jepo", "spo"}
     for name in refused:
@@ -216,7 +212,7 @@ def test_objectives_that_cannot_be_trained_on_episodes_say_why() -> None:
 
 
 @pytest.mark.parametrize("advantage", ["pass_at_k", "maxrl", "each_reward"])
-def test_credit_by_turn_needs_a_mean_to_compare_with(advantage: str) -> None:
+def test_credit_by_turn_needs_a_mean_to_compare_with(advantage):
     config = settings_of(credit="turn").model_copy(
         update={"objective": {"name": "reinforce", "advantage": {"kind": advantage}}}
     )
@@ -225,6 +221,6 @@ def test_credit_by_turn_needs_a_mean_to_compare_with(advantage: str) -> None:
     assert not any("environment.credit" in line for line in complaints(allowed))
 
 
-def test_a_discount_without_credit_by_turn_is_refused() -> None:
+def test_a_discount_without_credit_by_turn_is_refused():
     [line] = read_objective({"name": "dr_grpo"}).contradictions(settings_of(discount=0.5))
     assert line.startswith("environment.discount = 0.5 has no effect")

@@ -1,8 +1,6 @@
 r"""JEPO: the bound by enumeration of the reasoning, the whole loss by hand, and ground truths put where completions
 give their own answer: what is kept, what follows, and which groups get a bound."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -42,7 +40,7 @@ BOUNDS = ("single_sample", "multi_sample")
 
 @pytest.mark.parametrize("n", [2, 3, 4])
 @pytest.mark.parametrize("bound", BOUNDS)
-def test_reasoning_and_answer_together_are_the_gradient_of_the_bound(bound: str, n: int) -> None:
+def test_reasoning_and_answer_together_are_the_gradient_of_the_bound(bound, n):
     """Two kinds of reasoning, equally likely; the ground truth has probability .9 after the first and .1 after the
     second. The logits of reasoning and of answers are all trained; of the single-sample bound the reasoning's part is n
     times the bound's (the normalised advantages of the loss know no such factor)."""
@@ -60,7 +58,7 @@ def test_reasoning_and_answer_together_are_the_gradient_of_the_bound(bound: str,
     torch.testing.assert_close(torch.autograd.grad(estimate, [reasoning, answers]), expected, atol=1e-6, rtol=0)
 
 
-def test_advantages_of_answers_by_hand_and_without_overflow() -> None:
+def test_advantages_of_answers_by_hand_and_without_overflow():
     likelihoods = torch.tensor([0.6, 0.2, 0.1]).log()
     # log mean .3 less that of the others: .15, .35, .4
     multi = [math.log(2), math.log(0.3 / 0.35), math.log(0.3 / 0.4)]
@@ -74,7 +72,7 @@ def test_advantages_of_answers_by_hand_and_without_overflow() -> None:
     assert others(torch.tensor([1.0, 2.0, 3.0])).tolist() == [[2, 3], [1, 3], [1, 2]]
 
 
-def test_advantages_become_at_most_one_and_those_of_equal_help_nothing() -> None:
+def test_advantages_become_at_most_one_and_those_of_equal_help_nothing():
     """(1, 0, -1): deviation sqrt(2/3), 1.2247 is cut to 1. (.5, .5, .5, -1.5): sqrt(.75). About their mean: (3, 1)
     have deviation 1. Equal ones exactly 0: a rounding error over a deviation of rounding errors would be 1."""
     assert normalised(torch.tensor([1.0, 0.0, -1.0])).tolist() == [1.0, 0.0, -1.0]
@@ -133,9 +131,7 @@ def jepo(*chosen: int, name: str = "jepo", **given: Any) -> tuple[LossOutput, li
     ],
 )
 @pytest.mark.parametrize(("answer_weight", "penalty"), [(0.01, 10.0), (1.0, 0.5), (0.0, 0.0)])
-def test_the_loss_by_hand(
-    bound: str, advantages: list[float], value: float, shares: list[float], answer_weight: float, penalty: float
-) -> None:
+def test_the_loss_by_hand(bound, advantages, value, shares, answer_weight, penalty):
     """The third never answers: it loses the penalty, of which each of the others had expected one half. The first two,
     of weights .1 and .2, have their shares of the bound."""
     output, gradient = jepo(bound=bound, answer_weight=answer_weight, missing_answer_penalty=penalty)
@@ -152,7 +148,7 @@ def test_the_loss_by_hand(
     assert output.loss.item() == pytest.approx(loss, abs=1e-5)
 
 
-def test_a_group_trained_by_rewards_is_the_weighted_loss() -> None:
+def test_a_group_trained_by_rewards_is_the_weighted_loss():
     output, gradient = jepo(3, 4)
     other, weighted = jepo(3, 4, name="aipo")
     assert output.loss.item() == other.loss.item() and gradient == weighted
@@ -161,7 +157,7 @@ def test_a_group_trained_by_rewards_is_the_weighted_loss() -> None:
     assert (jepo()[0].loss - jepo(0, 1, 2)[0].loss).item() == pytest.approx(other.loss.item(), abs=1e-5)
 
 
-def test_where_a_completion_is_alone_and_where_none_or_one_of_a_group_answers() -> None:
+def test_where_a_completion_is_alone_and_where_none_or_one_of_a_group_answers():
     """Alone it only imitates or is penalised. None answers: all lost the same, no gradient at all. One: it gains what
     the other lost, and its answer is imitated."""
     for bound in BOUNDS:
@@ -177,7 +173,7 @@ def test_where_a_completion_is_alone_and_where_none_or_one_of_a_group_answers() 
     assert gradient == [pytest.approx(good, abs=1e-6), pytest.approx(bad, abs=1e-6)]
 
 
-def test_ground_truth_answers_are_neither_clipped_nor_off_policy() -> None:
+def test_ground_truth_answers_are_neither_clipped_nor_off_policy():
     """Metrics of ratios and of truncation are about what was sampled: of its 8 tokens two have a ratio above 2. An
     entropy bonus is of the reasoning alone: entropies are 1, weights .1 .1 of the first completion."""
     output, _ = jepo()
@@ -195,7 +191,7 @@ def test_ground_truth_answers_are_neither_clipped_nor_off_policy() -> None:
 
 
 @pytest.mark.parametrize("kind", GRADIENTS)
-def test_the_divergence_is_of_the_reasoning_alone(kind: str) -> None:
+def test_the_divergence_is_of_the_reasoning_alone(kind):
     """Ground truths were not sampled: they add nothing to the divergence, its gradient or the sums for metrics."""
     still: dict[str, Any] = {"answer_weight": 0.0, "missing_answer_penalty": 0.0}
     assert jepo(0, **still)[1] == [[0.0] * 4]
@@ -234,12 +230,12 @@ def straddling(folder: Path, template: str = TEMPLATE, *special: str) -> Chat:
 
 
 @pytest.fixture(scope="module")
-def bytewise(tmp_path_factory: pytest.TempPathFactory) -> Chat:
+def bytewise(tmp_path_factory):
     return straddling(tmp_path_factory.mktemp("bytewise"))
 
 
 @pytest.fixture(scope="module", params=["tiny", "straddling"])
-def chat(request: pytest.FixtureRequest, bytewise: Chat, tmp_path_factory: pytest.TempPathFactory) -> Chat:
+def chat(request, bytewise, tmp_path_factory):
     if request.param == "straddling":
         return bytewise
     folder = tmp_path_factory.mktemp("tokenizer") / "model"
@@ -255,7 +251,7 @@ def spliced(chat: Chat, ids: list[int], answer: str) -> tuple[int, list[int], st
 
 
 @pytest.mark.parametrize("row", read_table("trainer/objectives/splices"), ids=lambda row: row["case"])
-def test_the_ground_truth_answer_stands_where_the_graded_one_began(chat: Chat, row: dict[str, Any]) -> None:
+def test_the_ground_truth_answer_stands_where_the_graded_one_began(chat, row):
     """A completion that gives no answer has no such place."""
     ids, kept = [*chat.encode(row["text"]), chat.eos_id], row["kept"]
     if kept is None:
@@ -268,7 +264,7 @@ def test_the_ground_truth_answer_stands_where_the_graded_one_began(chat: Chat, r
 
 @given(summary=ANSWERS, other=ANSWERS, answer=ANSWERS, rest=ANSWERS)
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_answer_is_put_and_read_back(chat: Chat, summary: str, other: str, answer: str, rest: str) -> None:
+def test_any_answer_is_put_and_read_back(chat, summary, other, answer, rest):
     summary, other, rest = (part.translate({ord(sign): None for sign in "{}\\"}) for part in (summary, other, rest))
     before = chat.decode(chat.encode(f"<think>t</think>{summary}\\boxed{{"))
     _, _, whole = spliced(chat, chat.encode(f"{before}{other}}}{rest}"), answer)
@@ -278,7 +274,7 @@ def test_any_answer_is_put_and_read_back(chat: Chat, summary: str, other: str, a
         assert extract_answer(after_reasoning(whole) or "") == known.strip()
 
 
-def test_tokens_over_the_cut_and_sampled_spellings(bytewise: Chat) -> None:
+def test_tokens_over_the_cut_and_sampled_spellings(bytewise):
     """A token over the cut gives its first letters to the ground truth; sampled tokens are kept however they spell
     their text; half a character is not kept."""
     chat, names = bytewise, bytewise.tokenizer.convert_ids_to_tokens
@@ -299,7 +295,7 @@ def test_tokens_over_the_cut_and_sampled_spellings(bytewise: Chat) -> None:
     assert count == len(start) and chat.decode(ground_truth) == "é\\boxed{5}"
 
 
-def test_a_long_completion_is_decoded_a_few_times_only(bytewise: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_completion_is_decoded_a_few_times_only(bytewise, monkeypatch):
     ids = bytewise.encode(f"<think>{'word ' * 2000}</think>\\boxed{{4}} {'and more ' * 100}")
     decoded, decode = list[int](), bytewise.decode
     monkeypatch.setattr(bytewise, "decode", lambda some: decoded.append(len(some)) or decode(some))
@@ -308,14 +304,14 @@ def test_a_long_completion_is_decoded_a_few_times_only(bytewise: Chat, monkeypat
     assert sum(decoded) < 6 * len(ids), "of all tokens; one by one it would be thousands of times"
 
 
-def test_reasoning_that_the_template_opens(tmp_path: Path) -> None:
+def test_reasoning_that_the_template_opens(tmp_path):
     chat = straddling(tmp_path, TEMPLATE + "<think>")
     assert spliced(chat, chat.encode("a</think>So \\boxed{3}."), "5")[2] == "a</think>So \\boxed{5}"
     assert splice_answer(chat, chat.encode("<think>a</think>\\boxed{3}"), "5") is None, "opened twice"
 
 
 @pytest.mark.parametrize("opened", [False, True])
-def test_control_tokens_for_reasoning(tmp_path: Path, opened: bool) -> None:
+def test_control_tokens_for_reasoning(tmp_path, opened):
     chat = straddling(tmp_path, TEMPLATE + ("[THINK]" if opened else ""), "[THINK]", "[/THINK]")
     assert chat.think_ids == (1, 2)
     spelled = [token for letter in "[/THINK]\\boxed{9}" for token in chat.encode(letter)]
@@ -327,7 +323,7 @@ def test_control_tokens_for_reasoning(tmp_path: Path, opened: bool) -> None:
     assert splice_answer(chat, [*begun, *chat.encode("\\boxed{4}")], "5") is None, "spelled out closes nothing"
 
 
-def test_no_blank_is_put_before_the_ground_truth_answer(tmp_path: Path) -> None:
+def test_no_blank_is_put_before_the_ground_truth_answer(tmp_path):
     """Some tokenizers begin every text with a blank, also one that goes on after another."""
     tokens = ["<eos>", "\n", "▁", *sorted({*"<think>a</think>So it is \\boxed{4}.57/2x"} - {" "})]
     tokenizer = Tokenizer(models.BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=[]))
@@ -339,16 +335,13 @@ def test_no_blank_is_put_before_the_ground_truth_answer(tmp_path: Path) -> None:
     assert spliced(chat, ids, "7/2")[2] == "<think>a</think>So it is \\boxed{7/2}"
 
 
-@pytest.mark.parametrize(
-    ("domain", "verdicts", "bounded"),
-    [
-        ("math", [Verdict.CORRECT, Verdict.WRONG], {"every"}),
-        ("math", [Verdict.WRONG, Verdict.NO_ANSWER, Verdict.TIMEOUT, None], {"every", "unsolved"}),
-        ("open", [Verdict.OPEN, Verdict.NO_ANSWER], {"every", "unsolved", "open"}),
-        ("code", [Verdict.WRONG, Verdict.WRONG], set()),
-    ],
-)
-def test_which_groups_are_trained_by_their_bound(domain: str, verdicts: list[Any], bounded: set[str]) -> None:
+@pytest.mark.parametrize(("domain", "verdicts", "bounded"), [
+    ("math", [Verdict.CORRECT, Verdict.WRONG], {"every"}),
+    ("math", [Verdict.WRONG, Verdict.NO_ANSWER, Verdict.TIMEOUT, None], {"every", "unsolved"}),
+    ("open", [Verdict.OPEN, Verdict.NO_ANSWER], {"every", "unsolved", "open"}),
+    ("code", [Verdict.WRONG, Verdict.WRONG], set()),
+])  # fmt: skip
+def test_which_groups_are_trained_by_their_bound(domain, verdicts, bounded):
     answer, tests = ("", ["assert f(1) == 1"]) if domain == "code" else ("1", [])
     problem = Problem("p", "?", answer, domain=domain, hidden=domain == "open", tests=tests)
     rewards = [None if each is None else Reward(0.1, 0.1, 0.0, 0.0, 0.0, each) for each in verdicts]
@@ -359,7 +352,7 @@ def test_which_groups_are_trained_by_their_bound(domain: str, verdicts: list[Any
     } == bounded
 
 
-def test_a_group_whose_ground_truth_answer_does_not_fit_is_trained_by_its_rewards(bytewise: Chat) -> None:
+def test_a_group_whose_ground_truth_answer_does_not_fit_is_trained_by_its_rewards(bytewise):
     r"""A prompt of 3 tokens, reasoning of 16 and 20, 6 for \boxed{ ("d{" is one token), 4 of the answer: 29 and 33."""
     ids = [bytewise.encode(f"<think>{text}</think>\\boxed{{1}}") for text in ("a", "abcde")]
     completions = [Completion(0, place, 0, each, [-1.0] * len(each)) for place, each in enumerate(ids)]

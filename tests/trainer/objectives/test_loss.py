@@ -1,7 +1,5 @@
 """Losses token by token, against values worked out by hand. losses.jsonl: a line a case."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -33,7 +31,7 @@ def run(
 
 
 @pytest.mark.parametrize("row", read_table("trainer/objectives/losses"), ids=lambda row: row["case"])
-def test_losses_by_hand(row: dict[str, Any]) -> None:
+def test_losses_by_hand(row):
     """Each token is a completion of its own with A = 1, weight 1 and mu = .5 unless the row says otherwise. pulls: the
     derivative of the objective, not of the loss, with respect to each log pi."""
     logs = row.get("logs") or [math.log(ratio) for ratio in row["ratios"]]
@@ -53,7 +51,7 @@ def test_losses_by_hand(row: dict[str, Any]) -> None:
         assert {name: value.item() for name, value in output.maxima.items()} == pytest.approx(row["maxima"])
 
 
-def test_supervised_is_the_weighted_negative_log_likelihood() -> None:
+def test_supervised_is_the_weighted_negative_log_likelihood():
     logprobs = torch.tensor([math.log(0.5), math.log(0.25)], requires_grad=True)
     inputs = LossInputs(logprobs, torch.zeros(2), torch.ones(2), torch.tensor([0.5, 0.5]), completions_of([2]))
     output = sft_loss(inputs, torch.ones(2))
@@ -75,7 +73,7 @@ def regularised(name: str, **settings: Any) -> tuple[LossOutput, Tensor, Tensor]
 
 
 @pytest.mark.parametrize("name", TOKEN_LOSSES)
-def test_divergence_and_entropy_bonus_add_to_every_loss(name: str) -> None:
+def test_divergence_and_entropy_bonus_add_to_every_loss(name):
     plain, gradient, _ = regularised(name)
     output, with_both, on_entropy = regularised(name, kl={"weight": 0.5, "gradient": "weighted_k3"}, entropy_bonus=0.2)
     # weight * r * l, r = 1, l = (1, 0, 0, -1)
@@ -90,7 +88,7 @@ def test_divergence_and_entropy_bonus_add_to_every_loss(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
-def test_the_gradient_of_every_divergence_by_hand(name: str) -> None:
+def test_the_gradient_of_every_divergence_by_hand(name):
     """pi, ref and r of a completion of three tokens and one of one."""
     tokens = [(0.5, 0.3, 2.0), (0.25, 0.5, 1.0), (0.1, 0.4, 0.5), (0.9, 0.3, 3.0)]
     logs, ratios = [math.log(pi / ref) for pi, ref, _ in tokens], [r for _, _, r in tokens]
@@ -131,7 +129,7 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-def test_kto_by_hand() -> None:
+def test_kto_by_hand():
     """Log-ratios (.4, -.2, 1) and -1 in two groups. Reference points: mean of the others, at least 0: max(0, .4) = .4,
     .7, .1, and 0 for the one alone. Rewards above .5 are desirable; they count 1, the others 2; beta = .5."""
     output, gradient = hand(example("kto"), [1.0, 0.1, 0.6, 0.5], [0.4, -0.2, 1.0, -1.0], [0, 0, 0, 1], beta=0.5,
@@ -144,7 +142,7 @@ def test_kto_by_hand() -> None:
     assert gradient == pytest.approx(pulls, abs=1e-6)
 
 
-def test_a_lol_by_hand() -> None:
+def test_a_lol_by_hand():
     """Rewards less values (.5, -.2, .6, .3), of which the second counts for nothing; ratios e^.4, e^-.2, e^1 (cut at
     1.9) and e^-3 (cut at .1)."""
     values = torch.tensor([0.5, 0.3, 0.4, 0.7], requires_grad=True)
@@ -162,7 +160,7 @@ REGULAR: tuple[list[float], list[float]] = [1.0, 0.0, 0.5, 2.0], [0.2, 0.4, -0.2
 """rewards and log pi / ref; at beta = .5 R = (.9, -.2, .6, 1)"""
 
 
-def test_agro_by_hand() -> None:
+def test_agro_by_hand():
     """The first three are a group, the last is alone: mean R = 1.3/3, n/(n - 1) = 3/2, 1/(2 beta) = 1."""
     rest = [0.9 - 1.3 / 3, -0.2 - 1.3 / 3, 0.6 - 1.3 / 3]
     output, gradient = hand("agro", *REGULAR, [7, 7, 7, 3], beta=0.5)
@@ -172,12 +170,11 @@ def test_agro_by_hand() -> None:
     assert gradient == pytest.approx([*(-0.5 * 1.5 * 2 * (pull - sum(pulls) / 3) for pull in pulls), 0], abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("divergence", "slopes"),
-    [("js", [0.5 * math.log((1 + math.exp(u)) / 2) for u in (1.8, -0.4, 1.2, 2.0)]), ("kl", [0.4, -0.7, 0.1, 0.5]),
-     ("total_variation", [0.25, -0.25, 0.25, 0.25])],
-)  # fmt: skip
-def test_f_dpg_by_hand(divergence: str, slopes: list[float]) -> None:
+@pytest.mark.parametrize(("divergence", "slopes"), [
+    ("js", [0.5 * math.log((1 + math.exp(u)) / 2) for u in (1.8, -0.4, 1.2, 2.0)]), ("kl", [0.4, -0.7, 0.1, 0.5]),
+    ("total_variation", [0.25, -0.25, 0.25, 0.25]),
+])  # fmt: skip
+def test_f_dpg_by_hand(divergence, slopes):
     """In groups of two, u = R / .5 = (1.8, -.4, 1.2, 2); importance weights left out."""
     a, b, c, d = slopes
     _, gradient = hand(example("f_dpg"), *REGULAR, [0, 0, 1, 1], beta=0.5, divergence=divergence,
@@ -185,29 +182,25 @@ def test_f_dpg_by_hand(divergence: str, slopes: list[float]) -> None:
     assert gradient == pytest.approx([-0.1 * (a - b), -0.2 * (b - a), -0.3 * (c - d), -0.4 * (d - c)], abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("needed", "settings"),
-    [
-        ("teacher", {"name": "distill", "teacher": {"kind": "served", "url": "http://x/v1", "model": "m"}}),
-        ("reference", {"name": "grpo", "kl": {"weight": 0.1}}),
-        *(("reference", {"name": name}) for name in ("agro", "spo")),
-        ("value head", {"name": "dro"}),
-    ],
-)
-def test_what_is_needed_and_missing_is_refused(needed: str, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("needed", "settings"), [
+    ("teacher", {"name": "distill", "teacher": {"kind": "served", "url": "http://x/v1", "model": "m"}}),
+    ("reference", {"name": "grpo", "kl": {"weight": 0.1}}),
+    *(("reference", {"name": name}) for name in ("agro", "spo")), ("value head", {"name": "dro"}),
+])  # fmt: skip
+def test_what_is_needed_and_missing_is_refused(needed, settings):
     extra = {"reference": torch.zeros(1)} if needed == "value head" else {}
     with pytest.raises(ValueError, match=needed):
         run([0.0], [1.0], [1.0], [1], settings, **extra)
 
 
 @pytest.mark.parametrize("name", [*TOKEN_LOSSES, "agro", "spo", "dro", "jepo"])
-def test_no_tokens_give_a_loss_of_zero_and_no_maxima(name: str) -> None:
+def test_no_tokens_give_a_loss_of_zero_and_no_maxima(name):
     nothing = torch.zeros(0)
     output, gradient = run([], [], [], [], {"name": name}, reference=nothing, values=nothing, imitated=nothing.bool())
     assert output.loss.item() == 0 and gradient.shape == (0,) and not output.maxima
 
 
-def test_an_entropy_target_moves_clip_high_by_hand() -> None:
+def test_an_entropy_target_moves_clip_high_by_hand():
     """Bounds .2 and .4: .01 a step at most. Entropy half, all, none, 1.5 and 9 times the target of .6."""
     table = {"name": "magistral", "entropy_target": {"nats": 0.6}}
     for share, moved in ((0.5, 0.285), (1.0, 0.28), (0.0, 0.29), (1.5, 0.275), (9.0, 0.27)):
@@ -219,7 +212,7 @@ def test_an_entropy_target_moves_clip_high_by_hand() -> None:
         assert read_objective({"name": name}).after_step(0.0) == {}, "no target: it stays"
 
 
-def test_an_entropy_that_follows_clip_high_is_brought_to_its_target() -> None:
+def test_an_entropy_that_follows_clip_high_is_brought_to_its_target():
     """A policy whose entropy tends to 4 (clip_high - .2) by a tenth a step, from 1.2: .4 is that of clip_high = .3."""
     table, entropy = {"name": "magistral", "entropy_target": {"nats": 0.4}}, 1.2
     for _ in range(400):
@@ -228,7 +221,7 @@ def test_an_entropy_that_follows_clip_high_is_brought_to_its_target() -> None:
     assert (table["clip_high"], entropy) == (pytest.approx(0.3, abs=1e-3), pytest.approx(0.4, abs=5e-3))
 
 
-def test_sums_end_with_the_completion() -> None:
+def test_sums_end_with_the_completion():
     of = completions_of([2, 1, 3])
     assert of.last.tolist() == [1, 1, 2, 5, 5, 5] and of.first.tolist() == [0, 2, 3] and of.groups == 3
     values = torch.tensor([1.0, 2.0, 5.0, 0.5, 0.25, 0.25])
@@ -243,16 +236,12 @@ def test_sums_end_with_the_completion() -> None:
     assert of.sums(values).tolist() == pytest.approx([155_000, -1e-3], rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("reference", "tokens", "named"),
-    [
-        (torch.zeros(2, requires_grad=True), 2, "reference must be without gradients"),
-        (torch.zeros(2, dtype=torch.bfloat16), 2, "reference is torch.bfloat16"),
-        (torch.zeros(3), 2, r"reference is .* \(3,\)"),
-        (torch.zeros(2), 3, "completions"),
-    ],
-)
-def test_inputs_with_gradients_of_another_type_or_shape_are_refused(reference: Tensor, tokens: int, named: str) -> None:
+@pytest.mark.parametrize(("reference", "tokens", "named"), [
+    (torch.zeros(2, requires_grad=True), 2, "reference must be without gradients"),
+    (torch.zeros(2, dtype=torch.bfloat16), 2, "reference is torch.bfloat16"),
+    (torch.zeros(3), 2, r"reference is .* \(3,\)"), (torch.zeros(2), 3, "completions"),
+])  # fmt: skip
+def test_inputs_with_gradients_of_another_type_or_shape_are_refused(reference, tokens, named):
     zeros = torch.zeros(2)
     with pytest.raises(ValueError, match=named):
         LossInputs(zeros, zeros, zeros, zeros, completions_of([tokens]), reference=reference)

@@ -1,8 +1,6 @@
 """Objectives by name: the values of their papers, what a departure drops, what nothing reads, what makes no sense, and
 what docs/objectives.md says of them. The tables lie beside this file, a line a case."""
 
-from __future__ import annotations
-
 import ast
 import re
 import tomllib
@@ -54,7 +52,7 @@ def mistakes(objective: dict[str, Any], **others: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_name_is_a_run_with_the_values_and_needs_of_its_paper(name: str) -> None:
+def test_a_name_is_a_run_with_the_values_and_needs_of_its_paper(name):
     """It is read back as written, and all that has an effect may also be set: nothing changes."""
     config = Config.model_validate({"objective": chosen(name)})
     again = Config.model_validate(tomllib.loads(to_toml(config)))
@@ -74,14 +72,14 @@ def test_a_name_is_a_run_with_the_values_and_needs_of_its_paper(name: str) -> No
 
 
 @pytest.mark.parametrize("row", rows("departures"), ids=lambda row: str(row["given"]))
-def test_another_kind_drops_the_values_that_its_paper_gave_the_old_one(row: dict[str, Any]) -> None:
+def test_another_kind_drops_the_values_that_its_paper_gave_the_old_one(row):
     full = read_objective(row["given"]).in_force
     assert {setting: full[setting] for setting in row["in_force"]} == row["in_force"]
     assert mistakes(row["given"]) == []
 
 
 @pytest.mark.parametrize("row", rows("unread"), ids=lambda row: "-".join(row["unread"]))
-def test_settings_that_nothing_reads_are_found_and_refused(row: dict[str, Any]) -> None:
+def test_settings_that_nothing_reads_are_found_and_refused(row):
     given, unread = row["given"], row["unread"]
     rest = {name: value for name, value in given.items() if name not in unread}
     lines, name = sorted(mistakes(given)), read_objective(rest).name
@@ -91,20 +89,20 @@ def test_settings_that_nothing_reads_are_found_and_refused(row: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("row", rows("mistakes"), ids=lambda row: str(row["given"]))
-def test_a_mistake_is_one_line_that_says_what_to_write(row: dict[str, Any]) -> None:
+def test_a_mistake_is_one_line_that_says_what_to_write(row):
     (line,) = mistakes(row["given"])
     assert line.startswith(row["says"][0]) and all(words in line for words in row["says"]), line
 
 
 @pytest.mark.parametrize("row", rows("contradictions"), ids=lambda row: f"{row['given']} {row['others']}")
-def test_a_contradiction_is_one_line_with_names_and_repair(row: dict[str, Any]) -> None:
+def test_a_contradiction_is_one_line_with_names_and_repair(row):
     given, allowed = (row[key] | {"name": NAMES[row[key].get("name", "magistral")]} for key in ("given", "allowed"))
     lines = mistakes(given, **row["others"])
     assert len(lines) == 1 and all(name in lines[0] for name in row["says"]), lines
     assert mistakes(allowed, **row["allowed_others"]) == []
 
 
-def test_options_choose_a_kind_and_its_settings(tmp_path: Path) -> None:
+def test_options_choose_a_kind_and_its_settings(tmp_path):
     """Another kind than the file's takes nothing of the file's table with it, in whatever order options come."""
     file = tmp_path / "run.toml"
     file.write_text('[objective]\nadvantage = { kind = "pass_at_k", k = 4 }\n')
@@ -133,7 +131,7 @@ def test_options_choose_a_kind_and_its_settings(tmp_path: Path) -> None:
         assert message in str(refused.value), option
 
 
-def test_an_objective_of_ones_own_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_objective_of_ones_own_is_a_file(tmp_path, monkeypatch):
     """The example of docs/objectives.md, word for word, through the loss of a micro-batch."""
     (example,) = re.findall(r"```python objective\n(.*?)```", PAGE, re.DOTALL)
     monkeypatch.chdir(tmp_path)
@@ -157,7 +155,7 @@ def test_an_objective_of_ones_own_is_a_file(tmp_path: Path, monkeypatch: pytest.
         assert message in line
 
 
-def test_help_tells_every_setting_of_every_objective() -> None:
+def test_help_tells_every_setting_of_every_objective():
     text = describe_settings()
     for published in OBJECTIVES.values():
         for name, field in nested(published.kind).items():
@@ -166,7 +164,7 @@ def test_help_tells_every_setting_of_every_objective() -> None:
             assert line in text
 
 
-def test_every_choice_of_a_setting_is_known_to_the_formulas() -> None:
+def test_every_choice_of_a_setting_is_known_to_the_formulas():
     ones = torch.zeros(1)
     inputs = LossInputs(ones, ones, ones, ones, completions_of([1]))
     assert set(get_args(KlGradient)) == GRADIENTS.keys()
@@ -182,9 +180,7 @@ def test_every_choice_of_a_setting_is_known_to_the_formulas() -> None:
     ("objective", "reward", "refused"),
     [("magistral", {}, True), ("magistral", {"extra": {"argued": 1.0}}, False), ("jepo", {}, False)],
 )
-def test_hidden_answers_need_an_objective_or_a_reward_that_does_not_see_them(
-    objective: str, reward: dict[str, Any], refused: bool
-) -> None:
+def test_hidden_answers_need_an_objective_or_a_reward_that_does_not_see_them(objective, reward, refused):
     config = Config()
     half = config.data.model_copy(update={"open_share": 0.5})
     config = config.model_copy(update={"data": half, "reward": config.reward.model_copy(update=reward)})
@@ -206,7 +202,7 @@ ROWS = {row[first].strip("`"): row for first in ("name", "example") for row in t
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_row_of_the_page_has_source_needs_numbers_and_tests_and_one_screen_shows_it(name: str) -> None:
+def test_a_row_of_the_page_has_source_needs_numbers_and_tests_and_one_screen_shows_it(name):
     row, full, published = ROWS[name], read_objective(chosen(name)), PUBLISHED[name]
     assert all(row.values())
     papers = [re.findall(r"\d{4}\.\d{5}", source) for source in (row["source"], published.source)]
@@ -227,7 +223,7 @@ def test_a_row_of_the_page_has_source_needs_numbers_and_tests_and_one_screen_sho
     assert all((published.source in values[setting]) == (setting in flat(published.values)) for setting in shown)
 
 
-def test_every_objective_value_and_need_has_a_row() -> None:
+def test_every_objective_value_and_need_has_a_row():
     """The names of a row of losses share a class, and the settings that only its loss reads."""
     assert sorted(ROWS) == sorted(NAMES) and len(table("name")) == len(OBJECTIVES)
     assert [row["example"].strip("`") for row in table("example")] == EXAMPLES
@@ -256,14 +252,14 @@ def test_every_objective_value_and_need_has_a_row() -> None:
 
 
 @pytest.mark.parametrize("example", re.findall(r"```toml example\n(.*?)```", PAGE, re.DOTALL))
-def test_an_example_can_be_run(example: str) -> None:
+def test_an_example_can_be_run(example):
     config = Config.model_validate(tomllib.loads(example))
     assert config.objective and not list(complaints(config))
 
 
 def test_the_command_lists_shows_and_names_the_nearest_and_the_page_has_the_error_that_comes(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    capsys, tmp_path, monkeypatch
+):
     text = "\n".join(describe_all())
     assert all(re.search(rf"^{re.escape(full)}\b", text, re.MULTILINE) for full in NAMES.values())
     assert main(["objectives", "grp"]) == 2 and "did you mean grpo?" in capsys.readouterr().err

@@ -49,7 +49,7 @@ def name_of(chosen: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("chosen", RATIO_LOSSES, ids=name_of)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_on_policy_all_are_the_policy_gradient(chosen: dict[str, Any], seed: int) -> None:
+def test_on_policy_all_are_the_policy_gradient(chosen, seed):
     """mu = pi: under the same weights (a sum over tokens) each has the gradient of the expected reward, exactly; ratios
     of whole completions give it from any policy."""
     problem = make(seed, on_policy=chosen.get("importance") != WHOLE)
@@ -89,9 +89,7 @@ FORMULAS: list[tuple[dict[str, Any], Callable[[Tensor, Tensor, Tensor, Tensor], 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize(("chosen", "coefficient"), FORMULAS)
-def test_expected_gradients_off_policy_against_the_formulas(
-    chosen: dict[str, Any], coefficient: Callable[..., Tensor], seed: int
-) -> None:
+def test_expected_gradients_off_policy_against_the_formulas(chosen, coefficient, seed):
     """sum_y mu(y) sum_t coefficient_t s_t, through the scores of single tokens."""
     problem = make(seed, proximal=True)
     tables = (table.logprobs() for table in (problem.policy, problem.behaviour, problem.old))
@@ -143,7 +141,7 @@ def definitions(problem: Problem, on_policy: bool) -> Iterator[tuple[str, LossIn
 
 @pytest.mark.parametrize("on_policy", [True, False])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_losses_have_the_gradients_of_their_definitions(seed: int, on_policy: bool) -> None:
+def test_losses_have_the_gradients_of_their_definitions(seed, on_policy):
     """By enumeration of all completions, pairs or triples, sampled by the policy or by another one."""
     problem = make(seed, on_policy)
     for name, inputs, given, exact in definitions(problem, on_policy):
@@ -162,7 +160,7 @@ def test_losses_have_the_gradients_of_their_definitions(seed: int, on_policy: bo
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
-def test_divergences_of_one_and_of_two_tokens_by_hand(name: str) -> None:
+def test_divergences_of_one_and_of_two_tokens_by_hand(name):
     """pi = (.8, .2) against a uniform reference, on the first logit: .8 * .2 * log 4, whoever sampled. With a second
     token (.9, .1) or (.3, .7), whose KL is .368064 or .082283: .16 (log 4 + .368064 - .082283); weighted_k3 leaves out
     what a token does to later ones."""
@@ -177,7 +175,7 @@ def test_divergences_of_one_and_of_two_tokens_by_hand(name: str) -> None:
     assert problem.gradients(loss_of(problem.every(), **kl))[0].item() == pytest.approx(expected, abs=1e-6)
 
 
-def test_divergences_that_many_trainers_differentiate_are_wrong() -> None:
+def test_divergences_that_many_trainers_differentiate_are_wrong():
     """The same two arms, k1, k2 and k3 of each token (docs/objectives.md): k1 is noise without a mean, k2 is right, k3
     gives pi - ref, of KL(ref || pi). From mu = (.2, .8) k2 gives E_mu[l s] = .2 log 1.6 * .2 - .8 log .4 * .8."""
     logits = torch.tensor([0.8, 0.2]).log().requires_grad_()
@@ -198,7 +196,7 @@ def bandit(behaviour: list[float], policy: list[float], reference: list[float], 
     return Problem(*tables, torch.tensor(rewards), value=torch.zeros((), requires_grad=True))
 
 
-def test_sharpening_with_a_divergence_rests_where_the_reference_is_sharpened() -> None:
+def test_sharpening_with_a_divergence_rests_where_the_reference_is_sharpened():
     """beta = 1: ref^2 / Z of (.6, .3, .1) is (36, 9, 1) / 46, where reward and divergence pull equally."""
     for policy, rests in (([36 / 46, 9 / 46, 1 / 46], True), ([0.5, 0.3, 0.2], False)):
         problem = bandit(policy, policy, [0.6, 0.3, 0.1], [0.0] * 3)
@@ -221,9 +219,7 @@ def test_sharpening_with_a_divergence_rests_where_the_reference_is_sharpened() -
     ],
     ids=lambda value: name_of(value) if isinstance(value, dict) else "",
 )  # fmt: skip
-def test_all_reach_the_optimum_whatever_policy_sampled(
-    given: dict[str, Any], steps: int, rate: float, behaviour: list[float]
-) -> None:
+def test_all_reach_the_optimum_whatever_policy_sampled(given, steps, rate, behaviour):
     """Three arms, r = (1, 0, 0), uniform reference, beta = .5: pi* = (.7870, .1065, .1065), V* = .570466. Advantages: r
     for agro and dro, r - V* for spo and f_dpg, else r - E_mu r, the expectation of leave-one-out in any group."""
     problem = bandit(behaviour, UNIFORM, UNIFORM, [1.0, 0.0, 0.0])
@@ -244,7 +240,7 @@ def test_all_reach_the_optimum_whatever_policy_sampled(
     assert problem.value.item() == (pytest.approx(value, abs=1e-4) if given["name"] == "dro" else 0)
 
 
-def test_c_rlft_ends_at_the_optimum_regularised_by_who_wrote_the_data() -> None:
+def test_c_rlft_ends_at_the_optimum_regularised_by_who_wrote_the_data():
     """mu exp(r / beta) / Z; no reference plays a part. With r = beta ln (10, 1, 1) and mu = (.1, .3, .6) that is
     (10, 3, 6) / 19."""
     counted = torch.tensor([10.0, 1.0, 1.0])
@@ -286,7 +282,7 @@ OTHERS: list[dict[str, Any]] = [{"name": name} for name in ("spo", "dro", exampl
 
 @pytest.mark.parametrize("chosen", [*RATIO_LOSSES, *OTHERS, *WHOLE_GROUPS, *DIVERGENCES], ids=name_of)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_order_and_cut_into_micro_batches_change_nothing(chosen: dict[str, Any], seed: int) -> None:
+def test_order_and_cut_into_micro_batches_change_nothing(chosen, seed):
     """12 completions in 3 groups, shuffled and cut anywhere, where whole groups are needed between groups; an empty
     micro-batch at the end."""
     problem, rng = make(seed, proximal=True), random.Random(seed)
@@ -305,12 +301,11 @@ def test_order_and_cut_into_micro_batches_change_nothing(chosen: dict[str, Any],
     torch.testing.assert_close(total, problem.gradients(whole), atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("importance", "expected"),
-    [({"kind": "none"}, -0.0125), ({"kind": "token"}, 0.0525), ({"kind": "sequence"}, 0.0420),
-     ({"kind": "sequence_truncated", "high": 1.5}, 0.0285)],
-)  # fmt: skip
-def test_two_tokens_from_a_uniform_policy(importance: dict[str, Any], expected: float) -> None:
+@pytest.mark.parametrize(("importance", "expected"), [
+    ({"kind": "none"}, -0.0125), ({"kind": "token"}, 0.0525), ({"kind": "sequence"}, 0.0420),
+    ({"kind": "sequence_truncated", "high": 1.5}, 0.0285),
+])  # fmt: skip
+def test_two_tokens_from_a_uniform_policy(importance, expected):
     """pi1 = (.7, .3), pi2 = (.6, .4) / (.2, .8), mu uniform, R = [[1, 0], [0, .5]]: the gradient on the first logit."""
     uniform = Table(torch.zeros(2), torch.zeros(2, 2), 0)
     policy = Table(torch.tensor([0.7, 0.3]).log(), torch.tensor([[0.6, 0.4], [0.2, 0.8]]).log(), 0)
@@ -322,7 +317,7 @@ def test_two_tokens_from_a_uniform_policy(importance: dict[str, Any], expected: 
 @pytest.mark.parametrize(
     ("truncate", "plain", "with_baseline"), [(1, 0.04, 0.064), (2, 0.08, 0.096), (4, 0.16, 0.16), (1e9, 0.16, 0.16)]
 )
-def test_aipo_expected_gradient_on_two_arms(truncate: float, plain: float, with_baseline: float) -> None:
+def test_aipo_expected_gradient_on_two_arms(truncate, plain, with_baseline):
     """pi = (.8, .2), mu = (.2, .8), r = (1, 0): the expectation over mu of the gradient on the first logit."""
     problem = bandit([0.2, 0.8], [0.8, 0.2], [0.5, 0.5], [1.0, 0.0])
     for baseline, expected in ((0.0, plain), (0.2, with_baseline)):

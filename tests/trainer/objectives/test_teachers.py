@@ -1,14 +1,11 @@
 """A teacher behind an API: its log-probs are those of our own decoder on the same weights, from either server; and what
 does not fit is told."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,9 +48,7 @@ def ask(url: str, work: Callable[[Teacher], Any], deadline_s: float = 30, **sett
 @pytest.mark.slow
 @pytest.mark.timeout(540)
 @pytest.mark.parametrize("kind", [OURS, pytest.param(THEIRS, marks=pytest.mark.soak)])
-def test_scores_of_a_real_server_are_those_of_our_decoder_and_what_it_cannot_do_is_told(
-    kind: str, tmp_path: Path
-) -> None:
+def test_scores_of_a_real_server_are_those_of_our_decoder_and_what_it_cannot_do_is_told(kind, tmp_path):
     """The quickstart's model with random matrices, large enough that its distributions are far from uniform."""
     model, log = tmp_path / "model", tmp_path / "log"
     make_tiny_model(model, Options(), 0)
@@ -170,7 +165,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
+def api(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "*")
     monkeypatch.setattr(teachers, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(teachers, "MOST_PAUSE_S", 0.1)
@@ -187,13 +182,13 @@ def start(api: Api, **settings: str) -> Any:
     return ask(**{"url": api.url, "work": lambda teacher: teacher.start([PROMPT], lambda ids: "text", 64), **settings})
 
 
-def test_the_tokens_are_sent_as_they_are_and_those_of_the_completion_come_back(api: Api) -> None:
+def test_the_tokens_are_sent_as_they_are_and_those_of_the_completion_come_back(api):
     assert score(api) == [-1.5, -2.0]
     body = {"model": NAME, "prompt": [5, 6, 7, 9, 8], "prompt_logprobs": 0, "max_tokens": 1, "temperature": 1.0}
     assert api.requests == [body]
 
 
-def test_a_busy_server_and_a_broken_connection_are_tried_again_until_the_deadline(api: Api) -> None:
+def test_a_busy_server_and_a_broken_connection_are_tried_again_until_the_deadline(api):
     api.replies = [503, None, 429, 502, RIGHT]
     assert score(api) == [-1.5, -2.0] and len(api.requests) == 5
     api.replies = [503]
@@ -201,7 +196,7 @@ def test_a_busy_server_and_a_broken_connection_are_tried_again_until_the_deadlin
         score(api, deadline_s=0.5)
 
 
-def test_a_failure_is_tried_again_once_the_server_has_answered_as_it_must(api: Api) -> None:
+def test_a_failure_is_tried_again_once_the_server_has_answered_as_it_must(api):
     """vLLM says 500 while its engine dies, and somebody may start it again; before, it is a server that cannot."""
 
     async def work(teacher: Teacher) -> list[float]:
@@ -217,9 +212,7 @@ def test_a_failure_is_tried_again_once_the_server_has_answered_as_it_must(api: A
 
 
 @pytest.mark.parametrize("row", read_table("trainer/objectives/teachers"), ids=lambda row: row["case"])
-def test_a_server_that_cannot_be_the_teacher_and_what_is_no_log_prob_of_the_tokens_are_told(
-    api: Api, row: dict[str, Any]
-) -> None:
+def test_a_server_that_cannot_be_the_teacher_and_what_is_no_log_prob_of_the_tokens_are_told(api, row):
     """At the start, where a setting is missing too, or when a completion is scored, which ends the run."""
     for name, value in row.get("api", {}).items():
         setattr(api, name, value)
@@ -230,7 +223,7 @@ def test_a_server_that_cannot_be_the_teacher_and_what_is_no_log_prob_of_the_toke
     assert row["call"] == "start" or len(api.requests) == 1
 
 
-def test_a_server_that_tells_no_context_and_does_not_decode_and_one_that_is_still_loading(api: Api) -> None:
+def test_a_server_that_tells_no_context_and_does_not_decode_and_one_that_is_still_loading(api):
     api.models = [503, {"id": NAME, "max_model_len": 65}]
     assert "65 tokens of context, the same tokenizer" in start(api)
     api.text, api.models = None, [{"id": NAME}]
@@ -239,16 +232,14 @@ def test_a_server_that_tells_no_context_and_does_not_decode_and_one_that_is_stil
     assert [body["prompt"] for body in api.requests] == [PROMPT] * 2
 
 
-def test_nobody_there_is_told_at_once() -> None:
+def test_nobody_there_is_told_at_once():
     free = Api()
     free.server_close()
     with pytest.raises(ConfigError, match="objective.teacher.url = .*ConnectError.*start that server"):
         start(free)
 
 
-def test_the_key_goes_into_the_header_and_requests_at_a_time_are_bounded(
-    api: Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_key_goes_into_the_header_and_requests_at_a_time_are_bounded(api, monkeypatch):
     monkeypatch.setenv("KEY_OF_THE_TEACHER", "secret")
 
     async def work(teacher: Teacher) -> list[list[float]]:
