@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from shared.errors import ModelError
 
-CPU_S, WALL_S, BYTES = 5, 120, 2 << 30
+CPU_S, WALL_S, BYTES = 20, 120, 2 << 30
 """limits of the process: processor time, time, memory in addition to that at its start"""
 NO_MEMORY = 3
 _tried: dict[str, str] = {}

@@ -66,12 +66,6 @@ def write_model(folder: Path, family: Family, template: str, more: Sequence[str]
     return folder
 
 
-@pytest.fixture(autouse=True)
-def patient(monkeypatch):
-    """Gemma 4's template takes seconds of the processor's time for a long conversation."""
-    monkeypatch.setattr("shared.template_trial.CPU_S", 60)
-
-
 def chat_of(folder: Path, name: str) -> Chat:
     return Chat(write(folder, name), "", FAMILIES[name].arguments)
 
