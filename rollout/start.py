@@ -61,18 +61,18 @@ def started_within(deadline_s: float) -> Iterator[None]:
 
     Raises TimeoutError then, in place of what vLLM raises; RuntimeError with the reason if the process failed.
     """
-    late, others, kills_before = threading.Event(), engine_processes(), deaths.memory_kills()
+    done, late = threading.Event(), threading.Event()
+    others, kills_before = engine_processes(), deaths.memory_kills()
     os.truncate(_reason_file(), 0)
     os.environ[REASON_VARIABLE] = f"/proc/{os.getpid()}/fd/{_reason_file()}"
     _enter_by_us()
 
     def end() -> None:
-        late.set()
-        kill_engines(others)
+        while not done.wait(0.5 if late.is_set() else deadline_s):
+            late.set()
+            kill_engines(others)  # again and again: the process may begin after the deadline
 
-    timer = threading.Timer(deadline_s, end)
-    timer.daemon = True
-    timer.start()
+    threading.Thread(target=end, daemon=True).start()
     try:
         yield
     except Exception as error:
@@ -83,7 +83,7 @@ def started_within(deadline_s: float) -> Iterator[None]:
             raise
         raise RuntimeError(f"vLLM's engine process could not start: {reason}") from error
     finally:
-        timer.cancel()
+        done.set()
 
 
 @functools.cache
