@@ -49,12 +49,20 @@ def test_a_message_that_comes_back_is_what_was_sampled(serve, tmp_path, template
     assert ids == trained * (len(ids) // 3) and len(ids) == (6 if format == "both" else 3)
 
 
-def test_other_models_see_no_reasoning_again(serve, tmp_path):
-    served = serve("x", model=folder(tmp_path, PLAIN))
-    messages = [{"role": "user", "content": "A"}, {"role": "assistant", "content": "B", "reasoning": "secret"},
+@pytest.mark.parametrize(
+    ("template", "history", "reasoning", "answered", "begin"),
+    [(PLAIN, "", "secret", "B", ""), (OPENING, "whole", "", "<think>\n</think>B", "<think>\n")],
+)
+def test_a_turn_has_no_reasoning_where_none_is_read_or_sent(
+    serve, tmp_path, template, history, reasoning, answered, begin
+):
+    """Other models see none again; where the template opens it, it is closed at once."""
+    served = serve("x", model=folder(tmp_path, template, history=history))
+    messages = [{"role": "user", "content": "A"}, {"role": "assistant", "content": "B", "reasoning": reasoning},
                 {"role": "user", "content": "C"}]  # fmt: skip
     assert post(served, messages).is_success
-    assert served.engine.prompts == ["<system>Be brief.<eos><user>A<eos><assistant>B<eos><user>C<eos><assistant>"]
+    turns = f"<user>A<eos><assistant>{answered}<eos><user>C<eos><assistant>{begin}"
+    assert served.engine.prompts == [f"<system>Be brief.<eos>{turns}"]
 
 
 def test_strange_histories_are_answered_or_refused(serve, tmp_path):
