@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,15 +25,16 @@ def path(tmp_path):
     return tmp_path / "keys.json"
 
 
+def new_key(path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    """A new key, made by the command."""
+    assert main([str(path), *options]) == 0
+    return capsys.readouterr().out.strip()
+
+
 @pytest.fixture
 def make_key(path, capsys):
-    """make_key(name, option, ...): a new key, made by the command."""
-
-    def make(name: str, *options: str) -> str:
-        assert main([str(path), "--name", name, *options]) == 0
-        return capsys.readouterr().out.strip()
-
-    return make
+    """make_key(name, option, ...)"""
+    return lambda name, *options: new_key(path, capsys, "--name", name, *options)
 
 
 def post(served: Served, key: str, path: str = CHAT, **body: Any) -> Any:

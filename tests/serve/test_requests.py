@@ -14,7 +14,7 @@ from shared.languages import WITH_REQUEST, request_for, with_request
 from shared.model.model_card import CARD, ModelCard
 from shared.sections import Data
 from shared.types import Problem
-from tests.serve.test_keys import make_key
+from tests.serve.test_keys import new_key
 from tests.shared.test_chat import PLAIN, make_folder
 from tests.shared.test_chat_families import FAMILIES, write
 from tests.tables import read_table
@@ -125,8 +125,8 @@ def test_without_a_user_the_request_is_the_end_of_the_system_prompt(tmp_path):
 
 def test_who_asks_for_the_language_changes_nothing_else(serve, tmp_path, capsys):
     path = tmp_path / "keys.json"
-    named = make_key(path, capsys, "--name", "a", "--reasoning-language", "it")
-    plain = make_key(path, capsys, "--name", "b")
+    named = new_key(path, capsys, "--name", "a", "--reasoning-language", "it")
+    plain = new_key(path, capsys, "--name", "b")
     served = serve("x", keys=str(path), reasoning_language="auto", system_prompt="Be brief.")
     header, accept = {"X-Reasoning-Language": "fr-CA"}, {"Accept-Language": "es;q=0.5, ru"}
     for text, key, headers, body, code, source in (
