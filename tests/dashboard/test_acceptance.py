@@ -60,9 +60,9 @@ def test_a_launch_shows_itself(tmp_path):
     psutil.wait_procs([child], timeout=60)
     assert not child.is_running()
     served = Dashboard(tmp_path / "runs")
-    told = httpx.get(f"{served.url}/api/runs/run", headers=served.link.headers, timeout=60).json()
+    overview = httpx.get(f"{served.url}/api/runs/run", headers=served.link.headers, timeout=60).json()
     served.close()
-    assert told["run"]["state"] == "finished" and told["run"]["step"] == 30 and told["rollouts"] == [30]
+    assert overview["run"]["state"] == "finished" and overview["run"]["step"] == 30 and overview["rollouts"] == [30]
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +104,9 @@ def test_ten_thousand_steps_and_a_gigabyte(folder, dashboard):
         before: dict[str, int] | None = {}
         while before is not None:
             begin, query = time.monotonic(), {"text": "zoe  HAT am Anfang", **before}
-            part = client.get("/api/runs/large/search", params=query).json()
-            before = None if part["next"] is None else {"before": part["next"]}
-            yield part["hits"], time.monotonic() - begin
+            page = client.get("/api/runs/large/search", params=query).json()
+            before = None if page["next"] is None else {"before": page["next"]}
+            yield page["hits"], time.monotonic() - begin
 
     with httpx.Client(base_url=served.url, headers=served.link.headers, timeout=60) as client:
         parts, seconds = zip(*search(client), strict=True)

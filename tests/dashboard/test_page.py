@@ -130,8 +130,8 @@ def test_a_step_is_seen_while_the_page_is_open(visit, folder):
         settled(page)
         log.write(step, metrics(step))
         write_jsonl(run / f"rollouts/step_{step}.jsonl", [group_of(1, step, tokenizer)])
-        told = {121: ".runs", 122: ".facts", 123: ".steps output"}[step]
-        expect(page.locator(told).first).to_contain_text(str(step))
+        waited_for = {121: ".runs", 122: ".facts", 123: ".steps output"}[step]
+        expect(page.locator(waited_for).first).to_contain_text(str(step))
 
 
 def test_a_group_on_one_screen(visit):

@@ -62,9 +62,9 @@ def test_filters_and_search_go_back_from_the_newest_step(run, monkeypatch):
     monkeypatch.setattr(rollouts, "SEARCH_S", -1.0)  # each request has time for one step
     steps, before = [], None
     for _ in range(4):
-        part = run.rollouts.search("masked", "", before)
-        steps += steps_of(part)
-        before = part["next"]
+        matches = run.rollouts.search("masked", "", before)
+        steps += steps_of(matches)
+        before = matches["next"]
     assert steps == [12, 11, 10, 9] and before is None
 
 

@@ -53,18 +53,20 @@ def test_a_run_on_another_machine_is_silent_after_a_while(tmp_path):
 
 
 def test_the_overview_of_a_run(folder):
-    told, last = RunFolders(folder).find("a").overview(), metrics(60)
-    assert told["run"]["step"] == told["run"]["steps"] == 60 and told["run"]["accuracy"] == last["accuracy"]
-    assert told["names"]["entropy"]["unit"] == "nats" and told["names"]["sft/loss"]["kind"] == "sft"
-    assert told["bound"] == Config().max_staleness and told["alarms"] == [] and told["damaged"] == 0
-    assert told["verdicts"]["correct"] == 12_000 and told["rollouts"] == [60]
-    evaluations = told["evaluations"]
+    overviews, last = RunFolders(folder).find("a").overview(), metrics(60)
+    assert (
+        overviews["run"]["step"] == overviews["run"]["steps"] == 60 and overviews["run"]["accuracy"] == last["accuracy"]
+    )
+    assert overviews["names"]["entropy"]["unit"] == "nats" and overviews["names"]["sft/loss"]["kind"] == "sft"
+    assert overviews["bound"] == Config().max_staleness and overviews["alarms"] == [] and overviews["damaged"] == 0
+    assert overviews["verdicts"]["correct"] == 12_000 and overviews["rollouts"] == [60]
+    evaluations = overviews["evaluations"]
     places = [(version, temperature) for version in (0, 30, 60) for temperature in (1.0, 0.0)]
     assert [(one["version"], one["temperature"]) for one in evaluations] == places
     assert evaluations[0]["parts"]["language/de"]["accuracy"] == pytest.approx(0.25)
     assert "samples" not in evaluations[0] and evaluations[4]["hours"] == pytest.approx(240 / 3600)
-    assert [phase["phase"] for phase in told["timeline"]["phases"]][-1] == "training"
-    step, _, taken, wait, train, sync, checkpoint, stall = told["timeline"]["steps"][-1]
+    assert [phase["phase"] for phase in overviews["timeline"]["phases"]][-1] == "training"
+    step, _, taken, wait, train, sync, checkpoint, stall = overviews["timeline"]["steps"][-1]
     assert (step, taken, wait, train) == (60, 4.0, last["time/wait_batch_s"], last["time/train_s"])
     assert (sync, checkpoint, stall) == (0.1, 0.9, last["sync/stall_ms"] / 1000)
 
@@ -123,15 +125,15 @@ def test_series_of_a_part_of_an_axis_and_settings_that_differ(folder):
 
 
 def test_a_foreign_run_and_a_damaged_one_are_shown_as_far_as_they_go(folder, tmp_path):
-    told = RunFolders(folder).find("old").overview()
-    assert told["run"]["state"] == "unknown" and told["run"]["step"] == 19 and told["run"]["steps"] == 50
-    assert told["names"].keys() == {"my/score", "reward/mean"} and told["damaged"] == 3
-    assert told["bound"] is None and told["evaluations"] == [] and told["timeline"]["phases"] == []
+    overview = RunFolders(folder).find("old").overview()
+    assert overview["run"]["state"] == "unknown" and overview["run"]["step"] == 19 and overview["run"]["steps"] == 50
+    assert overview["names"].keys() == {"my/score", "reward/mean"} and overview["damaged"] == 3
+    assert overview["bound"] is None and overview["evaluations"] == [] and overview["timeline"]["phases"] == []
     for name in ("config.toml", "lock", "metrics.jsonl", "phases.jsonl", "evaluations.jsonl", "stages.jsonl"):
         (tmp_path / name).write_bytes(b"\x00\xff{[" * 20 + b"\n")
     (tmp_path / "rollouts").write_text("no folder")
-    told = RunFolder(tmp_path).overview()
-    assert told["run"]["state"] == "unknown" and told["names"] == {} and told["settings"] == {}
+    overview = RunFolder(tmp_path).overview()
+    assert overview["run"]["state"] == "unknown" and overview["names"] == {} and overview["settings"] == {}
 
 
 def test_only_runs_are_found_and_only_by_their_name(folder, monkeypatch):

@@ -56,9 +56,9 @@ def completion(program: str) -> Action:
     ],
 )
 async def test_progress_is_paid_and_told(first, second, rewards, made):
-    one, two = await play(Retry, PRODUCT, answer(first), answer(second))
-    assert (one.reward, two.reward) == rewards and not one.done and two.done
-    assert one.messages[0].text.startswith("There might be an error in the solution above") and not one.info
+    played, two = await play(Retry, PRODUCT, answer(first), answer(second))
+    assert (played.reward, two.reward) == rewards and not played.done and two.done
+    assert played.messages[0].text.startswith("There might be an error in the solution above") and not played.info
     r1, r2 = float(first == 391), float(second == 391)
     change = {"made_right": made[0], "made_wrong": made[1], "progress": r2 - r1}
     assert two.solved == bool(r2) and two.info == {"first_right": r1, "second_right": r2, **change}
@@ -66,8 +66,8 @@ async def test_progress_is_paid_and_told(first, second, rewards, made):
 
 async def test_weights_and_words_of_retry_can_be_chosen():
     options = {"alpha": 0.5, "first": 0.25, "instruction": "Look again."}
-    one, two = await play(Retry, PRODUCT, answer(391), answer(390), **options)
-    assert (one.reward, two.reward, one.messages[0].text) == (0.25, -0.5, "Look again.")
+    played, two = await play(Retry, PRODUCT, answer(391), answer(390), **options)
+    assert (played.reward, two.reward, played.messages[0].text) == (0.25, -0.5, "Look again.")
 
 
 async def test_an_answer_without_a_verdict_ends_the_episode_ungraded():

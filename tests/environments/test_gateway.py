@@ -108,9 +108,9 @@ async def test_an_agent_of_openai_s_client_talks_calls_tools_streams_and_tells_i
     call = '<tool_call>\n{"name": "add", "arguments": {"b": %d, "a": 2}}\n</tool_call>'
     turns = f"So:\n{call % 3}\n{call % 4}", "<think>\nhm\n</think>\n4", "<think>a</think>Fünf"
     first, second, third, end = await run(tmp_path, OPENAI, *turns)
-    *prompt, (role, told) = texts(first)
-    assert prompt == [("system", "Be short."), ("user", "2 + 3 = ?")] and role == "system" and "<tool_call>" in told
-    assert '{"name": "add", "description": "Adds.", "parameters": {"type": "object"}}' in told
+    *prompt, (role, words) = texts(first)
+    assert prompt == [("system", "Be short."), ("user", "2 + 3 = ?")] and role == "system" and "<tool_call>" in words
+    assert '{"name": "add", "description": "Adds.", "parameters": {"type": "object"}}' in words
     results = "<tool_response>\n5\n</tool_response>\n<tool_response>\n6\n</tool_response>"
     assert texts(second) == [("user", results)] and second.reward is None
     assert texts(third) == [("user", "No.")] and not third.done
@@ -267,12 +267,12 @@ async def connect(session: AgentSession) -> Stream:
 async def answer(session: AgentSession, client: httpx.AsyncClient, during: Callable[[], Any] | None = None) -> str:
     """What an agent is given for its request, while something else happens."""
     asking = asyncio.create_task(client.post("/v1/chat/completions", json=ASK))
-    told = await session.events.get()
-    assert isinstance(told, ChatAsked) and told.messages == [AgentMessage("user", "x")]
+    event = await session.events.get()
+    assert isinstance(event, ChatAsked) and event.messages == [AgentMessage("user", "x")]
     if during:
         await during()
-    session.gateway.post(Gateway.give, TurnGiven(session.key, told.number - 1, "of another request"))
-    session.gateway.post(Gateway.give, TurnGiven(session.key, told.number, "hello"))
+    session.gateway.post(Gateway.give, TurnGiven(session.key, event.number - 1, "of another request"))
+    session.gateway.post(Gateway.give, TurnGiven(session.key, event.number, "hello"))
     reply = await asking
     assert reply.status_code == 200, reply.text
     return str(reply.json()["choices"][0]["message"]["content"])

@@ -66,10 +66,10 @@ def gone(pid: int) -> bool:
 
 
 async def check_tools(episode: Any) -> None:
-    told = (await episode.reset(PROBLEM, 0)).messages[0].text
+    words = (await episode.reset(PROBLEM, 0)).messages[0].text
     calls = [ADD, ("add", {"a": "x", "b": 2}), ("fail", {}), ("subtract", {})]
     three, wrong, failed, unknown = await answers(episode, *calls)
-    assert '"name": "add", "description": "Add two whole numbers.", "parameters": {' in told
+    assert '"name": "add", "description": "Add two whole numbers.", "parameters": {' in words
     assert three == "3" and wrong.startswith("Error: ") and "valid integer" in wrong
     assert failed.startswith("Error: ") and "fail" in failed and "there is no tool 'subtract'" in unknown
 

@@ -38,11 +38,11 @@ def tools_of(environment: Any) -> Any:
 async def test_training_and_serving_say_the_same(tmp_path, name, control, monkeypatch):
     monkeypatch.setattr(test_turns, "CONTROL", [*test_turns.CONTROL, *control])
     chat, environment = test_turns.chat_of(tmp_path, name), new(Sums)
-    [told] = (await environment.reset(PROBLEM, 0)).messages
+    [turns] = (await environment.reset(PROBLEM, 0)).messages
     arguments = ['{"a": 1, "b": 2}', '{"a": 3}']
     turn = "\n".join(["I add.", *(call_text("add", given) for given in arguments)])
     [three, _] = (await environment.step(Action(turn, turn))).messages
-    trained = PromptFormat(chat, Data(system_prompt="")).render(PROBLEM.text, also=told.text)
+    trained = PromptFormat(chat, Data(system_prompt="")).render(PROBLEM.text, also=turns.text)
     trained += chat.encode(turn) + [chat.eos_id] + chat.bridge([(three.role, three.text), ("tool", SPELT)])
 
     calls = [{"id": f"c{given}", "function": {"name": "add", "arguments": given}} for given in arguments]
@@ -62,9 +62,9 @@ async def test_training_and_serving_say_the_same(tmp_path, name, control, monkey
 @pytest.mark.parametrize("name", test_turns.ENDS)
 async def test_system_prompts_are_joined_as_in_training(tmp_path, name):
     chat, environment = test_turns.chat_of(tmp_path, name), new(Sums)
-    [told] = (await environment.reset(PROBLEM, 0)).messages
+    [turns] = (await environment.reset(PROBLEM, 0)).messages
     prompts = PromptFormat(chat, Data(system_prompt="Be brief."))
-    trained = prompts.render(PROBLEM.text, also=joined("You are an agent.", told.text))
+    trained = prompts.render(PROBLEM.text, also=joined("You are an agent.", turns.text))
     system = {"role": "system", "content": "You are an agent."}
     messages = chat_messages(system, {"role": "user", "content": PROBLEM.text})
     assert PromptRenderer(chat, "Be brief.").render(messages, "", tools_of(environment)) == trained

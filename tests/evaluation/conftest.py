@@ -90,8 +90,8 @@ def evaluate(url: str, out: Path, *arguments: str | Path) -> dict[str, Any]:
 
 def figures(url: str, out: Path, file: str | Path, *arguments: str, samples: int = 1) -> Any:
     """What an evaluation of one benchmark found."""
-    [found] = evaluate(url, out, file, "--samples", str(samples), *arguments)["benchmarks"].values()
-    return found
+    [scores] = evaluate(url, out, file, "--samples", str(samples), *arguments)["benchmarks"].values()
+    return scores
 
 
 def records(out: Path) -> list[dict[str, Any]]:

@@ -81,8 +81,8 @@ def test_reasoning_in_tags_and_in_fields(plain, out, tmp_path):
     server = plain(lambda _, call: shapes[call][0])
     file = write_rows(tmp_path / "one.jsonl", THREE[0])
     sums = figures(server.url, out, file, "--concurrency", "1", samples=8)
-    told = sorted(records(out), key=lambda record: record["sample"])
-    assert [(record["reasoning"], record["correct"]) for record in told] == [shape[1:] for shape in shapes]
+    rows = sorted(records(out), key=lambda record: record["sample"])
+    assert [(record["reasoning"], record["correct"]) for record in rows] == [shape[1:] for shape in shapes]
     assert sums["truncated"] == 1 / 8 and sums["unextracted"] == 0, "what was cut is counted once"
     shares = {"same": 0.5, "other": 0.375, "undetermined": 0, "none": 0.125, "refused": 0}
     assert sums["languages"]["en"]["reasoning"] == shares
@@ -93,9 +93,9 @@ def test_the_wanted_language_is_measured(serve, out, file):
     """On our own server: the parameters arrive, its weights and measurements are recorded."""
     served = serve(lambda *_: f"<think>{FRENCH}</think>\\boxed{{3}}", reasoning_language="auto")
     language = ["--reasoning-language", "fr", "--reasoning-language-enforcement", "retry"]
-    found = evaluate(f"{served.url}/v1", out, file, "--samples", "1", *language)
-    assert found["weights"] == "7" and found["model"] == "tiny"
-    sums = found["benchmarks"]["sums"]
+    scores = evaluate(f"{served.url}/v1", out, file, "--samples", "1", *language)
+    assert scores["weights"] == "7" and scores["model"] == "tiny"
+    sums = scores["benchmarks"]["sums"]
     assert sums["pass_at"]["1"] == pytest.approx(1 / 3, abs=1e-6)
     assert sums["languages"]["fr"]["reasoning"]["same"] == 1 and sums["languages"]["fr"]["answer"]["undetermined"] == 1
     for record in records(out):
@@ -123,8 +123,8 @@ def test_a_strict_refusal_is_a_wrong_answer(serve, out, tmp_path, counted):
 def test_short_answers_are_told_in_every_language(plain, out, tmp_path):
     server = plain(lambda body, _: rf"{WORDS[prompt_of(body)[-2:]]} \boxed{{3}}.")
     rows = [{"id": code, "problem": f"1 + 2 = ? {code}", "answer": "3", "language": code} for code in WORDS]
-    found = figures(server.url, out, write_rows(tmp_path / "short.jsonl", *rows), "--no-ask-form")
-    for code, language in found["languages"].items():
+    scores = figures(server.url, out, write_rows(tmp_path / "short.jsonl", *rows), "--no-ask-form")
+    for code, language in scores["languages"].items():
         assert language["answer"]["same"] == language["response"]["same"] == language["measured"][code] == 1, code
     assert "too few words to tell" in (out / "summary.md").read_text(encoding="utf-8")
 
@@ -144,13 +144,13 @@ def test_each_row_asks_for_its_reasoning_language_and_is_measured_against_it(pla
     rows = [{"id": text, "problem": text, "answer": "3", "language": language, "reasoning_language": asked}
             for text, language, asked in cases]  # fmt: skip
     server, file = plain(answer), write_rows(tmp_path / "asking.jsonl", *rows)
-    found = figures(server.url, out, file, "--concurrency", "1")
+    scores = figures(server.url, out, file, "--concurrency", "1")
     assert [body.get("reasoning_language") for body in server.requests] == [None, "fr", "en", "zh"]
     assert [record["wanted_language"] for record in records(out)] == ["en", "fr", "en", "zh"]
-    languages = found["languages"]
+    languages = scores["languages"]
     assert languages["en"]["questions"] == {"en": 1, "fr": 0} and languages["fr"]["questions"] == {"en": 1}
     assert languages["en"]["measured"] == {"en": 0.5, "fr": 0.5} and languages["zh"]["measured"] == {"refused": 1}
-    assert found["errors"] == 0 and found["refused"] == 0.25
+    assert scores["errors"] == 0 and scores["refused"] == 0.25
     for name in ("summary.md", "report.html"):
         assert "by the language of the question" in (out / name).read_text(encoding="utf-8")
     write_rows(file, *rows[:2], {**rows[2], "reasoning_language": "de"}, rows[3])
@@ -178,8 +178,8 @@ def test_what_the_server_wrote_is_not_measured(plain, out, tmp_path):
     sums = figures(plain(answer, language=language).url, out, file, "--concurrency", "1", samples=5)
     shares = {"same": 0.4, "other": 0.4, "undetermined": 0, "none": 0.2, "refused": 0}
     assert sums["languages"]["fr"]["reasoning"] == shares
-    told = sorted(records(out), key=lambda record: record["sample"])
-    assert [(one["reasoning"], one["reasoning_language"]["same"]) for one in told] == [(a, c) for a, _, c in cases]
+    rows = sorted(records(out), key=lambda record: record["sample"])
+    assert [(one["reasoning"], one["reasoning_language"]["same"]) for one in rows] == [(a, c) for a, _, c in cases]
 
 
 def test_busy_servers_are_asked_again(plain, out, tmp_path):
@@ -217,8 +217,8 @@ def test_more_samples_are_added_to_those_that_are_there(plain, out, file):
     """Launches are noted apart from results."""
     server = plain(right_sum)
     for samples, limit, asked, responses in ((1, ["--limit", "2"], 2, 2), (3, [], 9, 9), (1, [], 9, 3)):
-        found = figures(server.url, out, file, *limit, samples=samples)
-        assert len(server.requests) == asked and found["responses"] == responses
+        scores = figures(server.url, out, file, *limit, samples=samples)
+        assert len(server.requests) == asked and scores["responses"] == responses
     launches = [json.loads(line) for line in (out / "launches.jsonl").read_text().splitlines()]
     assert [launch["missing"] for launch in launches][:2] == [2, 7] and launches[0]["settings"]["url"] == server.url
     assert server.url not in (out / "results.json").read_text()

@@ -25,13 +25,13 @@ NAME = f"<b>own & set{SIGNS}"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """An evaluation of a model that writes HTML."""
-    place, cut = tmp_path_factory.mktemp("evil"), {"content": "cut " * 20_000, "finish_reason": "length"}
+    texts, cut = tmp_path_factory.mktemp("evil"), {"content": "cut " * 20_000, "finish_reason": "length"}
     replies = [{"reasoning": EVIL, "content": rf"{EVIL} \boxed{{7}}"}, {"content": rf"{EVIL} \boxed{{{EVIL}}}"}, cut]
     row = {"problem": f"What is three plus four? {EVIL}", "answer": "7"}
-    file = write_rows(place / f"{NAME}.jsonl", row)
+    file = write_rows(texts / f"{NAME}.jsonl", row)
     with running(PlainServer(lambda _, call: replies[call % 3]).app) as url:
-        evaluate(f"{url}/v1", place / "out", file, "--samples", "6", "--concurrency", "1")
-    return place / "out"
+        evaluate(f"{url}/v1", texts / "out", file, "--samples", "6", "--concurrency", "1")
+    return texts / "out"
 
 
 def embedded(text: str) -> Any:

@@ -53,10 +53,10 @@ def launch(
             time.sleep(0.002)
         time.sleep(pause_s)
         process.send_signal(number)
-        told, _ = process.communicate(timeout=300)
+        output, _ = process.communicate(timeout=300)
     finally:
         process.kill()
-    return process.returncode, told
+    return process.returncode, output
 
 
 def test_killed_and_resumed_as_if_nothing_had_happened(plain, tmp_path):
@@ -68,8 +68,8 @@ def test_killed_and_resumed_as_if_nothing_had_happened(plain, tmp_path):
     assert code == -signal.SIGKILL
     with (out / "samples.jsonl").open("ab") as stream:
         stream.write(b'{"benchmark": "sums", "id": "p')  # what a kill inside of a write leaves
-    code, told = launch(server.url, file, out, signal.SIGINT, 35, "--concurrency", "3")
-    assert code == 130 and "the same command goes on" in told and f" of {TOTAL} samples: going on" in told
+    code, outputs = launch(server.url, file, out, signal.SIGINT, 35, "--concurrency", "3")
+    assert code == 130 and "the same command goes on" in outputs and f" of {TOTAL} samples: going on" in outputs
     assert not (out / "results.json").exists() and 35 <= len(records(out)) < TOTAL
     sums = evaluate(server.url, out, file, "--samples", str(SAMPLES))["benchmarks"]["sums"]
     assert [(out / name).read_bytes() for name in FILES] == [(whole / name).read_bytes() for name in FILES]

@@ -64,16 +64,16 @@ def test_the_difference_and_what_flipped(plain, tmp_path, capsys):
         evaluate(plain(knows(*numbers)).url, tmp_path / name, file, "--samples", "2", "--model", name)
     capsys.readouterr()
     assert main(["--compare", str(tmp_path / "before"), str(tmp_path / "after"), "--out", str(difference)]) == 0
-    told = " ".join(capsys.readouterr().out.split())  # without the terminal's line breaks
+    words = " ".join(capsys.readouterr().out.split())  # without the terminal's line breaks
     compared = json.loads((difference / "compare.json").read_text())
     sums = compared["benchmarks"]["sums"]
     assert (sums["before"], sums["after"], sums["difference"], sums["problems"]) == (0.4, 0.8, 0.4, 10)
     assert sums["now_right"] == ["p3", "p4", "p5", "p6", "p7"] and sums["now_wrong"] == ["p9"]
     # five problems +1, four 0, one -1: the mean of ten draws of these has a standard deviation of 0.21
     assert sums["interval"] == pytest.approx([0.4 - 1.96 * 0.21, 0.4 + 1.96 * 0.21], abs=0.12)
-    assert compared["warnings"] == [] and "warning" not in told
-    assert "= before -> " in told and "= after (*" in told, "other models are what is compared, no reason to warn"
-    assert "+40.0" in told and "now wrong: p9" in told
+    assert compared["warnings"] == [] and "warning" not in words
+    assert "= before -> " in words and "= after (*" in words, "other models are what is compared, no reason to warn"
+    assert "+40.0" in words and "now wrong: p9" in words
     assert "| sums | 10 | 40.0 | 80.0 | +40.0" in (difference / "compare.md").read_text()
 
 
@@ -86,8 +86,8 @@ def test_what_is_not_the_same_is_told_and_nothing_in_common_refused(plain, tmp_p
     evaluate(url, tmp_path / "c", other, "--samples", "1")
     capsys.readouterr()
     assert main([str(tmp_path / "a"), str(tmp_path / "b"), "--compare"]) == 0
-    told = capsys.readouterr().out
-    assert "s.temperature = 0.7, now 1.0" in told
-    assert "s: 1 of 5 problems were asked in other words" in told and "s: 6 and 9 problems, 5 in both" in told
+    output = capsys.readouterr().out
+    assert "s.temperature = 0.7, now 1.0" in output
+    assert "s: 1 of 5 problems were asked in other words" in output and "s: 6 and 9 problems, 5 in both" in output
     assert main(["--compare", str(tmp_path / "a"), str(tmp_path / "c")]) == 2
     assert "no problem in common" in capsys.readouterr().err

@@ -119,8 +119,8 @@ def test_loose_instructions_are_told_beside(plain, tmp_path):
     row = {"problem": "Say hello without commas and in quotation marks.",
            "tests": {"type": "ifeval", "kwargs": [{}, {}], "instruction_id_list": names}}  # fmt: skip
     server = plain(lambda *_: 'Here you are.\n"Hello"')
-    found = figures(server.url, tmp_path / "out", write_rows(tmp_path / "i.jsonl", row))
-    assert found["instructions"] == {
+    scores = figures(server.url, tmp_path / "out", write_rows(tmp_path / "i.jsonl", row))
+    assert scores["instructions"] == {
         "prompt_strict": 0, "prompt_loose": 1, "instruction_strict": 0.5, "instruction_loose": 1,
     }  # fmt: skip
     assert records(tmp_path / "out")[0]["reason"] == "not followed: startend:quotation"
@@ -156,8 +156,8 @@ def test_function_calls_through_the_tools_of_our_server(serve, data_folder, tmp_
 
     url = scripted(serve, tasks_of("function_call", data_folder, limit=12, function_calls="tools"), call)
     arguments = ["--data", str(data_folder), "--limit", "12", "--function-calls", "tools"]
-    found = figures(url, tmp_path / "out", "function_call", *arguments)
-    assert found["pass_at"]["1"] == 1 and found["errors"] == 0, records(tmp_path / "out")
+    scores = figures(url, tmp_path / "out", "function_call", *arguments)
+    assert scores["pass_at"]["1"] == 1 and scores["errors"] == 0, records(tmp_path / "out")
     assert any(record["extracted"] == "no call" for record in records(tmp_path / "out"))
 
 

@@ -88,8 +88,8 @@ def test_a_page_has_its_parts_and_every_command_is_one_that_starts(example, monk
     places = [page.find(heading) for heading in HEADINGS]
     assert -1 not in places and places == sorted(places) and len(page.splitlines()) < 100
     assert re.search(r"20\d\d-\d\d-\d\d|not run|README\.md, \"", page, re.IGNORECASE), "figures, or that there are none"
-    own = (EXAMPLES / example / "settings.toml").is_file()
-    assert own or settings[0].startswith(("configs/", f"examples/{example}/"))
+    has_settings = (EXAMPLES / example / "settings.toml").is_file()
+    assert has_settings or settings[0].startswith(("configs/", f"examples/{example}/"))
     for words in (words for block in blocks(page) for words in lines(block)):
         check(words)
     for change in re.findall(r"`(--[^`]+)`", page.partition(HEADINGS[2])[2]):

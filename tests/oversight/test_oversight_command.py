@@ -153,8 +153,8 @@ def test_killed_and_the_same_bytes(tmp_path):
         (killed / "oversight.json").write_bytes((whole / "oversight.json").read_bytes())  # the same secret
         for number in range(kills):
             process = launch(command.url, killed)
-            wanted = rng.randint(lines(killed) + 1, lines(whole) * (number + 1) // (kills + 1))
-            while lines(killed) < wanted and process.poll() is None:
+            kills_at = rng.randint(lines(killed) + 1, lines(whole) * (number + 1) // (kills + 1))
+            while lines(killed) < kills_at and process.poll() is None:
                 time.sleep(0.002)
             process.kill()
             process.wait()

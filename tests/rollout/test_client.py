@@ -195,16 +195,16 @@ def test_the_error_of_a_rank_is_raised():
 def test_an_update_is_proved_by_version_checksums_and_probe():
     scene, probe = Scene(model={"dtype": "float32"}), [[1, 2, 3]]
     parts = [PublishedWeights(4, 8, 0.1, {"w": 10}, probe=[[-1.0, -2.0]]), PublishedWeights(4, 8, 0.2, {"w": 20})]
-    held = {"engine": 0, "version": 4, "seconds": {"total": 0.5}, "bytes": 8, "held": WeightsHeld({"w": 30}),
+    update = {"engine": 0, "version": 4, "seconds": {"total": 0.5}, "bytes": 8, "held": WeightsHeld({"w": 30}),
             "scored_version": 4, "probe": [[-1.0, -2.0]]}  # fmt: skip
     others = ({"held": WeightsHeld({"w": 31})}, {"version": 3}, {"scored_version": 3}, {"probe": [[-1.0, -3.0]]})
 
     async def story() -> None:
-        scene.answers["update"] = CallReply(Updated(**held))
+        scene.answers["update"] = CallReply(Updated(**update))
         report = await scene.client.update(parts, probe, time.monotonic())
         assert (report.version, report.bytes, report.write_s, report.update_s) == (4, 16, 0.2, 0.5)
         for wrong in others:
-            scene.answers["update"] = CallReply(Updated(**{**held, **wrong}))
+            scene.answers["update"] = CallReply(Updated(**{**update, **wrong}))
             with pytest.raises(SyncMismatch):
                 await scene.client.update(parts, probe, time.monotonic())
 

@@ -97,8 +97,8 @@ def truth(tmp_path):
 
 def logprobs(model: LanguageModel, tokens: list[int], first: int = 1) -> list[float]:
     with torch.no_grad():
-        found: list[float] = model(pack_from([tokens], [first]))[0].tolist()
-    return found
+        logprobs_of: list[float] = model(pack_from([tokens], [first]))[0].tolist()
+    return logprobs_of
 
 
 @of_an_engine
@@ -141,8 +141,8 @@ def test_streamed_weights_are_those_of_the_trainers_and_come_again_to_the_next_e
         return before + await scene.complete([request(index) for index in range(2)])
 
     with closing(Scene(write_model(tmp_path / "model", random_weights(0)), "network")) as scene:
-        found = scene.run(story())
-    assert_computed_with(truth(1), [(request(one.index).prompt_ids, one) for one in found], greedy=True)
+        tokens = scene.run(story())
+    assert_computed_with(truth(1), [(request(one.index).prompt_ids, one) for one in tokens], greedy=True)
 
 
 @of_an_engine
@@ -192,12 +192,12 @@ def test_an_update_aborts_nothing_and_labels_each_token_with_the_version_that_sa
 @of_an_engine
 def test_seeds_decide_samples_and_the_stop_token_is_kept_and_ends_a_completion(scene, monkeypatch):
     async def sample() -> list[list[int]]:
-        found = await scene.complete([request(0, 60, 2.0, seed=seed) for seed in range(4)])
-        assert all(len(one.logprobs) == len(one.token_ids) for one in found)
-        assert [one.finish_reason == "stop" for one in found] == [
-            one.token_ids[-1] in scene.engine.stop_token_ids for one in found
+        completions = await scene.complete([request(0, 60, 2.0, seed=seed) for seed in range(4)])
+        assert all(len(one.logprobs) == len(one.token_ids) for one in completions)
+        assert [one.finish_reason == "stop" for one in completions] == [
+            one.token_ids[-1] in scene.engine.stop_token_ids for one in completions
         ]
-        return [one.token_ids for one in found]
+        return [one.token_ids for one in completions]
 
     scene.run(scene.publish(0))
     whole = scene.run(sample())

@@ -21,11 +21,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 def values(module: Any, name: str) -> torch.Tensor:
     """What a module computes with: its parameter, or the columns of its packed copy."""
-    held: torch.Tensor = getattr(module, name).data
-    if name == "weight" and hasattr(module, "cpu_linear") and held.numel() == 0:
-        found: torch.Tensor = module.cpu_linear(torch.eye(module.input_size), held, None)
-        return found
-    return held
+    loaded: torch.Tensor = getattr(module, name).data
+    if name == "weight" and hasattr(module, "cpu_linear") and loaded.numel() == 0:
+        weights: torch.Tensor = module.cpu_linear(torch.eye(module.input_size), loaded, None)
+        return weights
+    return loaded
 
 
 def differences(folder: Path, family: str) -> list[str]:
@@ -65,10 +65,14 @@ def differences(folder: Path, family: str) -> list[str]:
     load_stream(targets, tensors.items(), torch.float32)
     names = [(path, name) for path, each in model.named_modules() for name, _ in each.named_parameters(recurse=False)]
     sent = {name: (checksum_rows(tensor, 0, torch.float32), tensor.numel()) for name, tensor in tensors.items()}
-    read, held = read_plain(targets, layout), dict(model.named_modules())
+    read, loaded = read_plain(targets, layout), dict(model.named_modules())
     assert names and read
     return [
-        *(f"{path}.{name}" for path, name in names if not values(held[path], name).equal(values(modules[path], name))),
+        *(
+            f"{path}.{name}"
+            for path, name in names
+            if not values(loaded[path], name).equal(values(modules[path], name))
+        ),
         *(f"{name} is not what was sent" for name, found in read.items() if found != sent[name]),
     ]
 

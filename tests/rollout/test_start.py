@@ -30,8 +30,8 @@ def test_the_time_to_start_grows_with_the_model_and_on_gpus(tmp_path):
             file.truncate(1_000_000_000)
     assert start.with_time_to_start(Config(), tmp_path / "made", False).deadlines.start_s == 300
     assert start.with_time_to_start(Config(), tmp_path, False).deadlines.start_s == 360
-    found = start.with_time_to_start(Config.model_validate({"deadlines": {"start_s": 50}}), tmp_path, True)
-    assert (found.deadlines.start_s, found.deadlines.step_s) == (50 + 60 + 600, Config().deadlines.step_s)
+    later = start.with_time_to_start(Config.model_validate({"deadlines": {"start_s": 50}}), tmp_path, True)
+    assert (later.deadlines.start_s, later.deadlines.step_s) == (50 + 60 + 600, Config().deadlines.step_s)
 
 
 def test_an_engine_process_that_hangs_at_its_start_is_killed_after_the_deadline_whenever_it_began():

@@ -116,8 +116,8 @@ def plant_death(engine: Engine) -> None:
     def die_of_it(outputs: Any) -> None:
         take_step(outputs)
         for running in engine.outputs.running.values():
-            one = running.completion
-            if one.group == 1 and one.index == DEADLY and len(one.token_ids) >= 20:
+            completion = running.completion
+            if completion.group == 1 and completion.index == DEADLY and len(completion.token_ids) >= 20:
                 kill(engine)
 
     engine.outputs.take_step = die_of_it  # type: ignore[method-assign]
@@ -192,11 +192,11 @@ def played(tmp_path_factory):
         plant_death(worker.engine)
         running = asyncio.create_task(worker.run())
         try:
-            told = asyncio.create_task(story(worker, line, trainers, folder))
-            await asyncio.wait({told, running}, return_when=asyncio.FIRST_COMPLETED)
+            telling = asyncio.create_task(story(worker, line, trainers, folder))
+            await asyncio.wait({telling, running}, return_when=asyncio.FIRST_COMPLETED)
             if running.done():
                 running.result()
-            result = await told
+            result = await telling
             with pytest.raises(EngineLost) as lost:
                 await asyncio.wait_for(running, 300)
             return {**result, "lost": str(lost.value), "line": line}

@@ -76,10 +76,10 @@ def test_tokens_may_cut_letters_anywhere(model_folder):
     mask = TokenMask(request._replace(begin=[], close_ids=[0], end_ids=[1]), tokens)
 
     def allowed(*before):
-        place = mask.start
+        state = mask.start
         for token in before:
-            place = mask.advance(place, token)
-        return {text for token, text in enumerate(tokens) if allows(mask, place, token)}
+            state = mask.advance(state, token)
+        return {text for token, text in enumerate(tokens) if allows(mask, state, token)}
 
     ends = {b"", b"<eos>"}
     text = {b"\xd0", b"\xd1\x80", b"\xc3", b"\xe2", b"\xd0\x9fa", b"</thi", b"\xe2\x80"}
@@ -108,11 +108,11 @@ def test_tags_beyond_ascii_close_the_reasoning():
         assert passed("ru", text.replace("/", ""), opened, kimi) != text.replace("/", "")
     tokens = ["◁/th".encode(), b"ink", b"\xe2\x96", b"\xb7", b"the"]
     mask = TokenMask(MaskRequest(["Cyrl"], kimi, [], [], [], True, True), tokens)
-    place = mask.start
+    state = mask.start
     for token in range(4):
-        assert allows(mask, place, token) and not allows(mask, place, 4), tokens[token]
-        place = mask.advance(place, token)
-    assert allows(mask, place, 4), "the tag was cut into bytes, and is whole"
+        assert allows(mask, state, token) and not allows(mask, state, 4), tokens[token]
+        state = mask.advance(state, token)
+    assert allows(mask, state, 4), "the tag was cut into bytes, and is whole"
 
 
 def test_an_opening_tag_may_be_a_control_token_and_letters():

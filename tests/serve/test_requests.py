@@ -151,8 +151,8 @@ def test_who_asks_for_the_language_changes_nothing_else(serve, tmp_path, capsys)
             if endpoint == "/tokenize":
                 prompt = served.server.prompts.chat.tokenizer.decode(reply.json()["tokens"])
             else:
-                prompt, wanted = served.engine.prompts[-1], reply.json()["reasoning_language"]
-                assert (wanted["requested"], wanted["source"]) == (code, source)
+                prompt, sampled_prompt = served.engine.prompts[-1], reply.json()["reasoning_language"]
+                assert (sampled_prompt["requested"], sampled_prompt["source"]) == (code, source)
             assert prompt == f"<system>Be brief.<eos><user>{with_request(text, code or '')}<eos><assistant>"
 
 

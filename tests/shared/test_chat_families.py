@@ -109,11 +109,11 @@ def test_demonstrations_episodes_and_served_histories_have_the_same_tokens(tmp_p
     messages = [{"role": role, "content": text} for role, text in turns]
     assert encode_turns(chat, messages, "row 1").completion == episode
     history = [ChatMessage(role="user", content=PROBLEM), *map(ChatMessage.model_validate, messages[:-1])]
-    if not chat.think_prefix or chat.think_closed:  # else the template's own reasoning is closed first
+    if not chat.think_prefix or chat.think_closed:  # else the template's rendered reasoning is closed first
         served = PromptRenderer(chat, SYSTEM, whole=True).render(history, "")
         assert served + chat.encode("five") + [end] == chat.render(PROBLEM, SYSTEM) + episode
-    own = chat.template.render([{"role": "user", "content": PROBLEM}, messages[0], *messages[3:]], prompt=False)
-    between, text = own[own.index("one") : own.index("four")], chat.tokenizer.decode(episode)
+    rendered = chat.template.render([{"role": "user", "content": PROBLEM}, messages[0], *messages[3:]], prompt=False)
+    between, text = rendered[rendered.index("one") : rendered.index("four")], chat.tokenizer.decode(episode)
     assert between in text or between.split(family.turn, 1)[1].strip() in text
 
 

@@ -127,11 +127,11 @@ def kept(call: Callable[..., Tensor], *inputs: Tensor) -> int:
 def test_neither_normed_inputs_nor_gated_parts_nor_rounded_weights_are_kept():
     normed = leaves(torch.float32, (64, 256), (256,), (32, 256), (16, 256))
     gated = leaves(torch.float32, (64, 256), (32, 128))
-    x, inverse, part = 64 * 256, 64, 64 * 128
+    x, inverse, rows_of = 64 * 256, 64, 64 * 128
     assert kept(CASES["normed"][0], *normed) == x + 256 + 48 * 256 + inverse
     assert kept(IN_TWO["normed"], *normed) >= 2 * x + 256 + 48 * 256 + inverse
     assert kept(gated_down, *gated) == x + 32 * 128
-    assert kept(plain_down, *gated) == x + 32 * 128 + 2 * part
+    assert kept(plain_down, *gated) == x + 32 * 128 + 2 * rows_of
     halves = (each[0].detach().bfloat16().requires_grad_() for each in (normed, gated))
     assert kept(CASES["normed"][0], next(halves), *normed[1:]) == x // 2 + 256 // 2 + 48 * 256 + inverse
     assert kept(gated_down, next(halves), *gated[1:]) == x // 2 + 32 * 128

@@ -177,9 +177,9 @@ def test_a_launch_that_succeeds_ends_with_0_and_ranks_die_with_their_parent(tmp_
 
 def test_a_rank_whose_parent_died_before_it_began_ends(tmp_path):
     """Another process has adopted it then, and nobody would ever end it."""
-    place = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "3", "TMPDIR": str(tmp_path / "maestrale.1.1.aaaa")}
+    environment = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "3", "TMPDIR": str(tmp_path / "maestrale.1.1.aaaa")}
     command = [sys.executable, "-c", RANK, str(tmp_path)]
-    assert subprocess.run(command, timeout=150, env=ENVIRONMENT | place).returncode == 1
+    assert subprocess.run(command, timeout=150, env=ENVIRONMENT | environment).returncode == 1
 
 
 NAMER = """

@@ -67,8 +67,8 @@ def role_of(monkeypatch: pytest.MonkeyPatch, config: Config, rank: int, node: ra
 
 def devices(monkeypatch: pytest.MonkeyPatch, config: Config, node: range) -> str:
     """Of the ranks of a node."""
-    found = (role_of(monkeypatch, config, rank, node).device for rank in node)
-    return " ".join("cpu" if device.type == "cpu" else str(device.index) for device in found)
+    roles = (role_of(monkeypatch, config, rank, node).device for rank in node)
+    return " ".join("cpu" if device.type == "cpu" else str(device.index) for device in roles)
 
 
 @pytest.mark.parametrize(("expected", "gpus", "config"), rows("devices"))

@@ -60,13 +60,13 @@ def test_log_probs_and_gradients_are_those_of_each_sequence_alone(family):
     logits = logits_of(theirs)
     here = torch.cat([each[first - 1 : -1] for each, first in zip(logits, FIRSTS, strict=True)])
     targets = torch.tensor([token for ids, first in zip(SEQUENCES, FIRSTS, strict=True) for token in ids[first:]])
-    wanted, wanted_entropy = logprobs_from_logits(here, targets, 0.7), entropy_from_logits(here, 0.7)
-    weights = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(0))
-    (wanted * weights + 0.1 * wanted_entropy).sum().backward()
+    expected, wanted_entropy = logprobs_from_logits(here, targets, 0.7), entropy_from_logits(here, 0.7)
+    weights = torch.randn(expected.shape, generator=torch.Generator().manual_seed(0))
+    (expected * weights + 0.1 * wanted_entropy).sum().backward()
     results = []
     for model in (ours, again):
         logprobs, entropy = model(pack_from(SEQUENCES, FIRSTS), 0.7)
-        torch.testing.assert_close(logprobs, wanted, atol=2e-5, rtol=1e-5)
+        torch.testing.assert_close(logprobs, expected, atol=2e-5, rtol=1e-5)
         torch.testing.assert_close(entropy, wanted_entropy, atol=2e-5, rtol=1e-5)
         (logprobs * weights + 0.1 * entropy).sum().backward()
         results.append((logprobs, {name: parameter.grad for name, parameter in model.named_parameters()}))
@@ -108,12 +108,12 @@ def test_a_folder_of_transformers_is_trained_and_the_export_is_the_whole_model(t
     assert isinstance(model.config, MeasuredConfig) == (family not in ("mistral3", "qwen2.5-vl", "qwen3-vl"))
     torch.manual_seed(1)
     with torch.no_grad():
-        wanted = torch.cat(logits_of(theirs))
-        assert_near(model(APART, output="logits"), wanted)
+        expected = torch.cat(logits_of(theirs))
+        assert_near(model(APART, output="logits"), expected)
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.02)
         changed = model(APART, output="logits")
-        assert (changed - wanted).abs().max() > 0.1
+        assert (changed - expected).abs().max() > 0.1
         hf.save_trained(end, start, model.named_parameters(), torch.float32)
         again = classes_of(config_of(family)).from_pretrained(end, attn_implementation="eager").eval()
         assert type(again) is type(theirs)
@@ -135,9 +135,9 @@ def test_the_flat_config_of_older_qwen_folders_means_the_same():
     flat = {key: text[key] for key in text if key not in ("rope_parameters", "model_type", "layer_types")}
     flat |= {key: config[key] for key in ("model_type", "architectures", "tie_word_embeddings", "vision_config")}
     flat |= {"rope_theta": 1e4, "rope_scaling": {"type": "mrope", "mrope_section": [4, 6, 6]}}
-    shape, wanted = read_shape(flat), read_shape(config)
+    shape, expected = read_shape(flat), read_shape(config)
     assert shape.rope["rope_type"] == "default" and shape.rope["rope_theta"] == 1e4
-    assert dataclasses.replace(shape, rope=wanted.rope) == wanted
+    assert dataclasses.replace(shape, rope=expected.rope) == expected
 
 
 def test_a_foreign_tensor_in_the_text_part_is_told_and_one_beside_it_is_not(tmp_path):

@@ -35,8 +35,8 @@ EVERY = {**DAMAGES, **TWO_RANKS, **BESIDE}
 
 def ended(launch: Launch) -> int:
     """The exit code of the rank that failed first, 0 if none did."""
-    code, told = launch.wait(), re.search(r"exitcode\s*: (-?\d+)", launch.output)
-    return int(told[1]) if code and told else code
+    code, ended_with = launch.wait(), re.search(r"exitcode\s*: (-?\d+)", launch.output)
+    return int(ended_with[1]) if code and ended_with else code
 
 
 @pytest.fixture(scope="module")

@@ -26,10 +26,12 @@ def start_nodes(
     port, agents = free_port(), []
     for node, count in enumerate(ranks):
         where = ("--nnodes=2", f"--node-rank={node}", f"--master-addr={address}", f"--master-port={port}")
-        place = {"options": where} if command == "trainer" else {"torchrun": (*where, f"--nproc-per-node={count}")}
+        command_line = (
+            {"options": where} if command == "trainer" else {"torchrun": (*where, f"--nproc-per-node={count}")}
+        )
         agents.append(start(
             folder, command=command, log_dir=folder / f"node{node}", inside=spaces[node], deadlines__start_s=900,
-            placement__trainers=trainers, placement__engines=engines, **place, **settings,
+            placement__trainers=trainers, placement__engines=engines, **command_line, **settings,
         ))  # fmt: skip
     return agents
 

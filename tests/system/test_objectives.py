@@ -74,8 +74,10 @@ def test_a_run_with_adapters_repeats_from_its_checkpoint_and_leaves_both_exports
         "optimiser__minibatches": 2, "objective__kl__weight": 0.1, "model__implementation": implementation,
     }  # fmt: skip
     first = start(tmp_path / "first", **settings).finish()
-    one, two = numbers(first, 1), numbers(first, 2)
-    assert one["grad_norm"] > 0 and two["kl/reference"] > abs(one["kl/reference"]) and one["kl/reference"] != 0
+    step_1, step_2 = numbers(first, 1), numbers(first, 2)
+    assert (
+        step_1["grad_norm"] > 0 and step_2["kl/reference"] > abs(step_1["kl/reference"]) and step_1["kl/reference"] != 0
+    )
     run, step = first.run_dir, "step_2"
     assert (run / "latest").resolve() == run / "hf" / step
     assert (run / "latest-adapter").resolve() == run / "adapters" / step

@@ -80,7 +80,7 @@ def test_a_fresh_engine_with_the_export_gives_the_running_engines_greedy_text(ru
 
     async def answers() -> list[str]:
         async with LocalEngine(config, str(export)) as engine:
-            found = await asyncio.gather(*(engine.client.sample(prompt, [1], 0.0) for prompt in prompts))
-        return [chat.decode(completion.token_ids) for [completion] in found]
+            answers = await asyncio.gather(*(engine.client.sample(prompt, [1], 0.0) for prompt in prompts))
+        return [chat.decode(completion.token_ids) for [completion] in answers]
 
     assert asyncio.run(answers()) == [sample["text"] for sample in samples]

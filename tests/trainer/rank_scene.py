@@ -130,9 +130,9 @@ def state_of(decoder: Any, made: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Whole weights and moments."""
     copies = {}
     for name, parameter in decoder.named_parameters():
-        for part, tensor in {"weight": parameter, **made.state[parameter]}.items():
-            if part in ("weight", *shards.MOMENTS):
-                copies[f"{part}/{name}"] = whole(tensor)
+        for shard, tensor in {"weight": parameter, **made.state[parameter]}.items():
+            if shard in ("weight", *shards.MOMENTS):
+                copies[f"{shard}/{name}"] = whole(tensor)
     return copies
 
 

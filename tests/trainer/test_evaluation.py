@@ -313,8 +313,8 @@ def test_pass_at_1_and_votes_are_over_verified_problems():
         0.5,
         *[0.875] * 2,
     )
-    part = MIXED.parts["domain/open"]
-    assert (part.problems, part.accuracy, part.majority, part.consistency) == (2, None, None, 0.75)
+    breakdown = MIXED.parts["domain/open"]
+    assert (breakdown.problems, breakdown.accuracy, breakdown.majority, breakdown.consistency) == (2, None, None, 0.75)
     assert MIXED.parts["domain/math"].accuracy == 0.5
     alone = ONLY_OPEN
     assert (alone.accuracy, alone.accuracy_half_width, alone.majority, alone.format) == (None, 0.0, None, 0.5)

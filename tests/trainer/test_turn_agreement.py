@@ -148,13 +148,13 @@ def trained(folder: Path, pairs: Played, weights: Weights) -> Tokens:
             first = span.version if span.start in begun else first
             versions += [span.version] * (span.end - span.start)
             after += [span.version != first] * (span.end - span.start)
-    batch, of = pack([row.token_ids for row in rows], [row.mask for row in rows]), torch.tensor(versions)
+    batch, mask = pack([row.token_ids for row in rows], [row.mask for row in rows]), torch.tensor(versions)
     logprobs = torch.full((len(batch.targets),), torch.nan)
     for version in sorted(set(versions)):
         with torch.no_grad():
             for name, parameter in decoder.named_parameters():
                 parameter.copy_(weights[version][name])
-            logprobs[of == version] = decoder(batch)[0][of == version]
+            logprobs[mask == version] = decoder(batch)[0][mask == version]
     engine = torch.tensor([value for row in rows for value in row.columns["behaviour"]])
     return Tokens(engine, logprobs, torch.tensor(after))
 

@@ -91,8 +91,8 @@ def test_an_accepted_call_of_every_row_is_right_and_an_empty_one_is_not(data_fol
     read = rows(data_folder, "bfcl_simple_irrelevance")
     assert len(read) == 640
     for row in read:
-        wanted = [pair for truth in row["tests"]["ground_truth"] for pair in truth.items()]
-        calls = [FunctionCall(name, accepted([arguments])) for name, arguments in wanted]
+        pairs = [pair for truth in row["tests"]["ground_truth"] for pair in truth.items()]
+        calls = [FunctionCall(name, accepted([arguments])) for name, arguments in pairs]
         assert fault(calls, row["tests"]) == "" and bool(fault([], row["tests"])) == bool(calls), row["id"]
         assert read_calls(json.dumps([{"name": call.name, "arguments": call.arguments} for call in calls])) == calls
 

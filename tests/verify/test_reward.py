@@ -147,10 +147,10 @@ def rewarded(row: dict[str, Any], **changes: Any) -> Reward:
 
 @pytest.mark.parametrize("kind", GUARDED)
 def test_only_what_is_deserved_is_paid_and_without_its_rule_the_rest_is(kind):
-    part, undeserved = GUARDED[kind], [row for row in REFUSALS[kind] if not row["paid"]]
-    assert not [row for row in REFUSALS[kind] if (getattr(rewarded(row), part) > 0) is not row["paid"]]
+    rows, undeserved = GUARDED[kind], [row for row in REFUSALS[kind] if not row["paid"]]
+    assert not [row for row in REFUSALS[kind] if (getattr(rewarded(row), rows) > 0) is not row["paid"]]
     others = [rule for rule in GUARDED if rule != kind]
-    paid = sum(getattr(rewarded(row, refuse=others), part) > 0 for row in undeserved)
+    paid = sum(getattr(rewarded(row, refuse=others), rows) > 0 for row in undeserved)
     assert len(undeserved) // 2 < paid and 20 <= len(undeserved) < len(REFUSALS[kind])
 
 

@@ -131,11 +131,11 @@ def test_the_longest_completion_keeps_a_thinning_batch_alive():
 
 
 def test_more_open_completions_fill_the_engines_better():
-    one, two = (
+    first, two = (
         times.sampling_times(ENGINE, work(TEN), engines=2, slots=100, async_level=async_level).full_s
         for async_level in (1, 2)
     )
-    assert math.isclose(one, 12) and math.isclose(two, 2 * 10 * 1.4 / 4)
+    assert math.isclose(first, 12) and math.isclose(two, 2 * 10 * 1.4 / 4)
 
 
 def test_groups_without_signal_are_sampled_in_vain():

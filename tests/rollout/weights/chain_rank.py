@@ -134,15 +134,15 @@ def sample(play: Play, store: dist.Store, engine: int) -> dict[str, object]:
         compare_checksums(truth, sums, engine)
         store.set(f"taken/{version}/{engine}", "1")
     grown = resident_bytes("VmHWM") - before
-    found = {"grown": grown, "transport": receiver.transport}
+    report = {"grown": grown, "transport": receiver.transport}
     if receiver.network is None:
         receiver.close()
-        return {**found, "payload": receiver.layout.payload_bytes}
+        return {**report, "payload": receiver.layout.payload_bytes}
     while not receiver.network.stopped:
         time.sleep(0.01)
     receiver.close()
     assert receiver.network.chain is not None and receiver.network.error is None
-    return {**found, "sent": receiver.network.chain.sent_bytes}
+    return {**report, "sent": receiver.network.chain.sent_bytes}
 
 
 def main(folder: str, plays: list[Play]) -> None:
@@ -159,8 +159,8 @@ def main(folder: str, plays: list[Play]) -> None:
             random.seed(f"{number} {rank}")
             torch.manual_seed(1000 * number + rank)
             meeting = dist.PrefixStore(f"{act}/{number}", store)
-            found = train(play, meeting, rank) if rank < trainers else sample(play, meeting, rank - trainers)
-            sys.stdout.write(json.dumps({"rank": rank, "play": act, "meeting": number, **found}) + "\n")
+            report = train(play, meeting, rank) if rank < trainers else sample(play, meeting, rank - trainers)
+            sys.stdout.write(json.dumps({"rank": rank, "play": act, "meeting": number, **report}) + "\n")
             sys.stdout.flush()
 
 

@@ -86,8 +86,8 @@ def follow(scene: UpdateScene, limit: float) -> None:
     proof, prompt = WeightProof(scene.dtype), list(range(3, 100))
     for _ in range(3):
         move(scene, 0.5)
-        [found] = proof.check(*scene.update(), scene.probe)
-        assert found.mean < limit
+        [checked] = proof.check(*scene.update(), scene.probe)
+        assert checked.mean < limit
         completions = scene.sample()
         assert_computed_with(scene.decoder, [(prompt, one) for one in completions], WITHIN)
         assert {span.version for one in completions for span in one.spans} == {scene.version}

@@ -26,7 +26,7 @@ Rows = list[dict[str, Any]]
 def run_ranks(folder: Path, *plays: Play, deadline_s: float = 800) -> Rows:
     """Run every rank in a process of its own, the trainers first, until all end without an error; they meet in a file
     of the folder. What they measured, rank by rank."""
-    agents, told = [], list[str]()
+    agents, lines = [], list[str]()
     for rank in range(plays[0].trainers + max(play.engines for play in plays)):
         values = {**os.environ, "OMP_NUM_THREADS": "1", "RANK": str(rank)}
         log = tempfile.TemporaryFile()  # noqa: SIM115 - read below
@@ -41,9 +41,9 @@ def run_ranks(folder: Path, *plays: Play, deadline_s: float = 800) -> Rows:
             agent.terminate()
             agent.wait(60)
             log.seek(0)
-            told.append(log.read().decode(errors="replace"))
-    assert [agent.returncode for agent, _ in agents] == [0] * len(agents), "\n".join(text[-3000:] for text in told)
-    return [json.loads(line) for text in told for line in text.splitlines() if line.startswith('{"rank"')]
+            lines.append(log.read().decode(errors="replace"))
+    assert [agent.returncode for agent, _ in agents] == [0] * len(agents), "\n".join(text[-3000:] for text in lines)
+    return [json.loads(line) for text in lines for line in text.splitlines() if line.startswith('{"rank"')]
 
 
 def test_a_version_that_was_written_over_is_not_sent_again():
@@ -61,8 +61,8 @@ def test_a_version_that_was_written_over_is_not_sent_again():
 def plays(tmp_path_factory):
     """What the same processes measured: of a large model; of late ranks, one of which dies; of ranks of one host."""
     large, late = Play(2, 2, large=True), Play(2, 2, meetings=2, versions=3, delay_s=0.3, die=(0, 1, 3))
-    found = run_ranks(tmp_path_factory.mktemp("plays"), large, late, Play(2, 1, versions=3, transport="auto"))
-    first, second, third = ([row for row in found if row["play"] == act] for act in range(3))
+    results = run_ranks(tmp_path_factory.mktemp("plays"), large, late, Play(2, 1, versions=3, transport="auto"))
+    first, second, third = ([row for row in results if row["play"] == act] for act in range(3))
     return first, second, third
 
 
@@ -97,5 +97,5 @@ def test_each_trainer_sends_its_rows_once_and_a_receiver_holds_two_tensors(plays
     Play(2, 3, meetings=50, versions=4, delay_s=0.2, die=(1, 2, 2)),
 ], ids=["2", "3", "an engine process dies in the middle of a delivery"])  # fmt: skip
 def test_many_meetings_with_random_delays(tmp_path, play):
-    found = run_ranks(tmp_path, play, deadline_s=1700)
-    assert len(found) == play.meetings * (play.trainers + play.engines)
+    results = run_ranks(tmp_path, play, deadline_s=1700)
+    assert len(results) == play.meetings * (play.trainers + play.engines)

@@ -222,18 +222,18 @@ def test_an_entropy_that_follows_clip_high_is_brought_to_its_target():
 
 
 def test_sums_end_with_the_completion():
-    of = completions_of([2, 1, 3])
-    assert of.last.tolist() == [1, 1, 2, 5, 5, 5] and of.first.tolist() == [0, 2, 3] and of.groups == 3
+    rows = completions_of([2, 1, 3])
+    assert rows.last.tolist() == [1, 1, 2, 5, 5, 5] and rows.first.tolist() == [0, 2, 3] and rows.groups == 3
     values = torch.tensor([1.0, 2.0, 5.0, 0.5, 0.25, 0.25])
-    assert of.returns_to_go(values).tolist() == [3.0, 2.0, 5.0, 1.0, 0.5, 0.25]
-    assert of.sums(values).tolist() == [3.0, 5.0, 1.0]
-    assert of.turn_means(values).tolist() == pytest.approx([1.5, 5.0, 1 / 3])
+    assert rows.returns_to_go(values).tolist() == [3.0, 2.0, 5.0, 1.0, 0.5, 0.25]
+    assert rows.sums(values).tolist() == [3.0, 5.0, 1.0]
+    assert rows.turn_means(values).tolist() == pytest.approx([1.5, 5.0, 1 / 3])
     none = completions_of([])
     assert none.returns_to_go(torch.zeros(0)).shape == none.sums(torch.zeros(0)).shape == (0,) and none.count == 0
     # after 50,000 tokens whose sum is 1.5e5, a completion's own sums still have seven digits
-    of, values = completions_of([50_000, 3]), torch.tensor([3.1] * 50_000 + [1e-3, 2e-3, -4e-3])
-    assert of.returns_to_go(values)[-3:].tolist() == pytest.approx([-1e-3, -2e-3, -4e-3], rel=1e-6)
-    assert of.sums(values).tolist() == pytest.approx([155_000, -1e-3], rel=1e-6)
+    rows, values = completions_of([50_000, 3]), torch.tensor([3.1] * 50_000 + [1e-3, 2e-3, -4e-3])
+    assert rows.returns_to_go(values)[-3:].tolist() == pytest.approx([-1e-3, -2e-3, -4e-3], rel=1e-6)
+    assert rows.sums(values).tolist() == pytest.approx([155_000, -1e-3], rel=1e-6)
 
 
 @pytest.mark.parametrize(("reference", "tokens", "named"), [
