@@ -86,14 +86,14 @@ def test_thinning_keeps_every_spike():
     calm, spiked = np.sin(x / 500), np.zeros(10_000)
     spiked[[1234, 5678]] = 9, -9
     spiked[100:400] = np.nan
-    short, (one, other, rising, falling) = thin(x, [calm, spiked, x, -x], 800)
-    assert len(short) == len(one) == len(other) <= 802 and (np.diff(short) > 0).all()
+    short, (thin_calm, other, rising, falling) = thin(x, [calm, spiked, x, -x], 800)
+    assert len(short) == len(thin_calm) == len(other) <= 802 and (np.diff(short) > 0).all()
     assert (np.diff(rising) > 0).all() and (np.diff(falling) < 0).all(), "in their order"
     assert other[np.isfinite(other)].max() == 9 and other[np.isfinite(other)].min() == -9
     at = short[np.nanargmax(np.nan_to_num(other))]
     assert abs(at - 1234) <= 25, "where it was, up to one run of neighbours"
     assert np.isnan(other[(short > 130) & (short < 370)]).all(), "a gap stays a gap"
-    assert abs(np.interp(5000, short, one) - math.sin(10)) < 0.05
+    assert abs(np.interp(5000, short, thin_calm) - math.sin(10)) < 0.05
     few, (values,) = thin(x[:700], [x[:700]], 800)
     assert values.tolist() == few.tolist() == x[:700].tolist(), "few points are left alone"
 

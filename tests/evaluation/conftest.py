@@ -83,9 +83,9 @@ def evaluate(url: str, out: Path, *arguments: str | Path) -> dict[str, Any]:
     """Run the command to its end in this process; returns results.json."""
     code = main([*map(str, arguments), "--url", url, "--out", str(out)])
     assert code in (0, 1), code
-    found: dict[str, Any] = json.loads((out / "results.json").read_bytes())
-    assert (code == 1) == any(one["errors"] for one in found["benchmarks"].values())
-    return found
+    results: dict[str, Any] = json.loads((out / "results.json").read_bytes())
+    assert (code == 1) == any(score["errors"] for score in results["benchmarks"].values())
+    return results
 
 
 def figures(url: str, out: Path, file: str | Path, *arguments: str, samples: int = 1) -> Any:

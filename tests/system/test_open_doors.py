@@ -121,16 +121,16 @@ def judged(launches: list[Launch], stranger: Stranger, enough: Callable[[], bool
     for launch in launches:
         assert launch.wait() == (128 + signal.SIGTERM if asked else 0), launch.output[-4000:]
     assert stranger.victim.poll() is None, "a process that is none of the launch was killed"
-    found, rows = json.loads(stranger.report.read_text()), launches[0].metrics()
-    print(f"\nattacked by user {found['uid']} in {found['rounds']} rounds; listening on TCP: {stranger.ports}")
-    print(f"  it held {found['connected']} idle connections, got rid of {found['sent'] >> 20} MiB of one message")
+    report, rows = json.loads(stranger.report.read_text()), launches[0].metrics()
+    print(f"\nattacked by user {report['uid']} in {report['rounds']} rounds; listening on TCP: {stranger.ports}")
+    print(f"  it held {report['connected']} idle connections, got rid of {report['sent'] >> 20} MiB of one message")
     print(f"  the controller grew by {(largest - before) >> 20} MiB, counted {rows[-1]['messages/refused']} refusals")
-    assert found["store"] == {} and found["opened"] == [] and found["rounds"] > 0
+    assert report["store"] == {} and report["opened"] == [] and report["rounds"] > 0
     assert largest - before < GROWTH_BYTES
     assert launches[0].trained_prompts() == list(range(4 * len(rows))), "every group once"
     assert len(rows) == STEPS or enough()
     assert all(row["completions/aborted"] == 0 for row in rows)
-    return found
+    return report
 
 
 def test_another_host(start, tmp_path, veth):

@@ -254,20 +254,22 @@ def test_c_rlft_ends_at_the_optimum_regularised_by_who_wrote_the_data():
 
 def cut(inputs: LossInputs, order: list[int]) -> LossInputs:
     """The completions in `order` of a packed micro-batch."""
-    of = inputs.completions
-    counts = torch.bincount(of.index, minlength=of.count)
-    places = torch.tensor([t for c in order for t in range(int(of.first[c]), int(of.first[c] + counts[c]))]).long()
+    packed = inputs.completions
+    counts = torch.bincount(packed.index, minlength=packed.count)
+    places = torch.tensor(
+        [t for c in order for t in range(int(packed.first[c]), int(packed.first[c] + counts[c]))]
+    ).long()
     columns = {name: column[torch.tensor(order).long() if name == "values" else places]
                for name, column in vars(inputs).items() if isinstance(column, Tensor)}  # fmt: skip
-    groups = of.group[torch.tensor(order).long()].tolist()
+    groups = packed.group[torch.tensor(order).long()].tolist()
     return LossInputs(completions=completions_of([int(counts[c]) for c in order], groups), **columns)
 
 
 def with_ground_truth(inputs: LossInputs) -> LossInputs:
     """Second tokens are ground truths, completions of one token never answer, the last group is trained by rewards."""
-    of = inputs.completions
-    ground_truth = torch.ones_like(inputs.weights, dtype=torch.bool).index_put((of.first,), torch.tensor(False))
-    return LossInputs(**{**vars(inputs), "imitated": ground_truth & (of.group < of.groups - 1)[of.index]})
+    packed = inputs.completions
+    ground_truth = torch.ones_like(inputs.weights, dtype=torch.bool).index_put((packed.first,), torch.tensor(False))
+    return LossInputs(**{**vars(inputs), "imitated": ground_truth & (packed.group < packed.groups - 1)[packed.index]})
 
 
 WHOLE_GROUPS: list[dict[str, Any]] = [
