@@ -66,9 +66,14 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(tree(path)))
+
+
 def imports(path: Path) -> Iterator[str]:
     """Full names of all modules that a file imports, anywhere in it."""
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -114,7 +119,7 @@ def follow_the_arrows(path: Path) -> Iterator[str]:
 
 
 def are_short(path: Path) -> Iterator[str]:
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > FUNCTION_LINES:
@@ -132,7 +137,7 @@ def say_what_they_are(path: Path) -> Iterator[str]:
 def print_in_commands_only(path: Path) -> Iterator[str]:
     if name(path) == "shared/progress.py" or has_main(path):
         return
-    calls = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Call) and called(node, "print")]
+    calls = [node for node in nodes(path) if isinstance(node, ast.Call) and called(node, "print")]
     for call in calls:  # a rank that died has no progress display: its stack goes to the error stream
         if not any(ast.unparse(keyword.value) == "sys.stderr" for keyword in call.keywords):
             yield f"line {call.lineno} prints"
@@ -141,7 +146,7 @@ def print_in_commands_only(path: Path) -> Iterator[str]:
 def pickle_nothing(path: Path) -> Iterator[str]:
     picklers = {"pickle", "cloudpickle", "dill", "marshal", "shelve"}
     yield from (f"imports {module}" for module in imports(path) if module.split(".")[0] in picklers)
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Call) and called(node, "torch.load") and "tests" not in path.parts:
             yield f"line {node.lineno}: torch.load unpickles"
 
@@ -155,7 +160,7 @@ def have_no_loose_ends(path: Path) -> Iterator[str]:
 
 
 def leave_nothing_unwritten(path: Path) -> Iterator[str]:
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Raise) and node.exc is not None and "NotImplementedError" in ast.unparse(node.exc):
             yield f"line {node.lineno}: {ast.unparse(node)}"
 
@@ -169,7 +174,7 @@ def load_matplotlib_only_to_draw(path: Path) -> Iterator[str]:
 def run_no_code_of_models(path: Path) -> Iterator[str]:
     """Left out, transformers asks on a terminal whether to run a folder's code."""
     doors = {"from_pretrained", "from_config", "AsyncEngineArgs"}
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         door = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
         if door in doors and "trust_remote_code=False" not in map(ast.unparse, node.keywords):
             yield f"line {node.lineno}: {door} without trust_remote_code=False"
@@ -178,7 +183,7 @@ def run_no_code_of_models(path: Path) -> Iterator[str]:
 def show_texts_clean(path: Path) -> Iterator[str]:
     """rich's own console shows escape sequences of others as they are."""
     if not name(path).startswith("shared/progress"):
-        calls = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Call) and called(node, "Console")]
+        calls = [node for node in nodes(path) if isinstance(node, ast.Call) and called(node, "Console")]
         yield from (f"line {call.lineno}: Console, not CleanConsole" for call in calls)
 
 
@@ -186,7 +191,7 @@ def start_commands_of_others_under_supervision(path: Path) -> Iterator[str]:
     """What a command starts ends with it only then."""
     if name(path) in OWN_PROCESSES or "shared.supervisor" in imports(path):
         return
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Call) and any(called(node, start) for start in STARTS):
             yield f"line {node.lineno} starts a process: give it shared.supervisor.supervised(command)"
 
@@ -195,7 +200,7 @@ def measure_time_by_the_monotonic_clock(path: Path) -> Iterator[str]:
     """The wall clock may jump: it is written down, and nothing else."""
     if name(path) in AGES:
         return
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         assigned = [node.value] if isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr)) else []
         parts = ast.walk(node) if isinstance(node, (ast.BinOp, ast.Compare, ast.AugAssign)) else assigned
         if any(isinstance(part, ast.Call) and any(called(part, clock) for clock in WALL_CLOCKS) for part in parts):
@@ -253,7 +258,7 @@ def test_every_metric_that_is_written_is_defined():
     """A name that shared/metrics.py lacks would end a run at its first step."""
     written = set()
     for file in ("step_metrics.py", "run_log.py"):
-        for node in ast.walk(tree(ROOT / "trainer" / file)):
+        for node in nodes(ROOT / "trainer" / file):
             keys = node.keys if isinstance(node, ast.Dict) else [node.slice] if isinstance(node, ast.Subscript) else []
             written |= {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
     named = {key for key in written if "/" in key or key in METRICS}

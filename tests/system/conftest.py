@@ -1,10 +1,8 @@
 """One SFT-trained tiny model for all launches of this folder, so that their rewards differ and weights move."""
 
-import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -31,39 +29,26 @@ def temporary(monkeypatch):
         yield Path(folder)
 
 
-class Imitation(NamedTuple):
-    """A launch in SFT mode whose trainer was killed, and the same command again."""
-
-    killed: Launch
-    code: int
-    victim: int
-    """pid of the trainer"""
-    losses: list[float]
-    """of the steps until then"""
-    resumed: Launch
+def imitate(folder: Path) -> Launch:
+    """Begin a launch in SFT mode."""
+    general = folder / "general.jsonl"
+    general.write_text('{"problem": "Tom has 3 apples.", "completion": "In the beginning there are 3 apples."}\n')
+    return Launch(
+        folder, command="trainer", mode="sft", sft__steps=70, sft__batch=32, sft__learning_rate=5e-3,
+        sft__general=str(general), sft__general_share=0.02, evaluate__every=35, checkpoint__every=10,
+        prepare__options__max_tokens=400,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")
 def imitation(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("seasoned")
-    general = folder / "general.jsonl"
-    general.write_text('{"problem": "Tom has 3 apples.", "completion": "In the beginning there are 3 apples."}\n')
-    settings = {
-        "command": "trainer", "mode": "sft", "sft__steps": 70, "sft__batch": 32, "sft__learning_rate": 5e-3,
-        "sft__general": str(general), "sft__general_share": 0.02, "evaluate__every": 35, "checkpoint__every": 10,
-        "prepare__options__max_tokens": 400,
-    }  # fmt: skip
-    killed = Launch(folder, **settings)
-    killed.until(lambda: len(killed.metrics("sft")) >= 28)
-    victim = killed.signal_rank(1, signal.SIGKILL)
-    code, losses = killed.wait(), killed.losses("sft")
-    return Imitation(killed, code, victim, losses, Launch(folder, **settings).finish())
+    return imitate(tmp_path_factory.mktemp("seasoned")).finish()
 
 
 @pytest.fixture(scope="session")
 def seasoned(imitation):
     """Its run folder."""
-    return imitation.resumed.run_dir
+    return imitation.run_dir
 
 
 @pytest.fixture(scope="session")

@@ -133,6 +133,7 @@ def test_what_may_be_meant_is_a_warning_with_count_and_first_line(tmp_path):
     assert len(read(tmp_path, *rows, data=Data(domains=["physics"])).warnings) == 1
 
 
+@pytest.mark.soak  # in make test: rows of published sets as their authors write them, tests/published.py
 def test_the_real_sets_are_taken_without_a_false_alarm(data_folder):
     """28,589 rows, of which those with an answer or a program are problems; ifeval and bfcl have neither."""
     count, warnings = 0, []

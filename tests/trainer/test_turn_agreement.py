@@ -26,7 +26,7 @@ from trainer.objectives.sequences import sequence_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
 CLOSE = 2e-4
-TURNS, EPISODES, LONGEST = 6, 24, 400
+TURNS, EPISODES, LONGEST = 5, 12, 200
 ENDS = list(range(40, 49))
 """tokens that end a turn, beside the template's own: a random model ends one after some thirty tokens"""
 Played = list[tuple[Prompt, Completion]]
@@ -75,7 +75,7 @@ async def sample(folder: Path) -> Sampled:
 
     async def follow(engine: LocalEngine) -> None:
         while True:
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)
             await update(engine)
 
     settings = {"max_turns": TURNS, "max_tokens": 640, "max_completion_tokens": LONGEST}
@@ -174,7 +174,7 @@ def test_updates_between_turns_and_within_them_leave_each_token_the_logprob_of_i
         each.spans[number].end in {turn.end for turn in each.turns} and each.spans[number].version < following.version
         for _, each in sampled.episodes for number, following in enumerate(each.spans[1:])
     )  # fmt: skip
-    assert between > 20 and sum(len(each.turns) > 2 for _, each in sampled.episodes) > EPISODES // 2
+    assert between > EPISODES // 3 and sum(len(each.turns) > 2 for _, each in sampled.episodes) > EPISODES // 2
     assert several.trainer.std() > 0.5, "a distribution without entropy would agree by accident"
     assert means[0] < 1.5 * means[1], "an update within a turn weighs as much as in a single one"
 
