@@ -97,10 +97,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes longest comes first, so that no process is left with it at the end; `gpu` tests need a GPU, and `soak`
-    tests run only with --soak."""
-    chosen = [item for item in items if bool(item.get_closest_marker("soak")) is bool(config.getoption("--soak"))]
+    tests run only with --soak, which also runs all cases of `sampled` ones."""
+    soak, seed = config.getoption("--soak"), config.getoption("randomly_seed", 0)
+    if soak:
+        chosen = [item for item in items if item.get_closest_marker("soak") or item.get_closest_marker("sampled")]
+    else:
+        chosen = quick.sample([item for item in items if not item.get_closest_marker("soak")], seed, config.args)
     if config.getoption("--quick"):
-        chosen = quick.choose(chosen, config.getoption("randomly_seed", 0))
+        chosen = quick.choose(chosen, seed)
     if others := set(items) - set(chosen):
         config.hook.pytest_deselected(items=list(others))
         items[:] = chosen
