@@ -61,6 +61,15 @@ def sandboxes():
     held.close()
 
 
+@pytest.fixture
+def quick_checkers(monkeypatch):
+    """Processes of answer checkers load SymPy when they are first asked for."""
+    from tests.verify.quick_start import QuickStart
+    from verify import answer_checker
+
+    monkeypatch.setattr(answer_checker, "CheckerProcess", QuickStart)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="run the acceptance tests of many minutes, and only them")
     parser.addoption("--quick", action="store_true", help="tests of a moment, and three cases of each table")

@@ -15,13 +15,13 @@ import pytest
 
 from shared.child_process import Child
 from shared.errors import RunError
-from shared.launch.calls import call
 from shared.types import Verdict
 from tests.asynchronous import asynchronous
 from tests.verify.hostile import hostile, written
+from tests.verify.quick_start import QuickStart
 from verify import answer_checker
 from verify.answer_checker import AnswerChecker, check_answer
-from verify.checker_process import CheckerProcess, Reply
+from verify.checker_process import CheckerProcess
 
 pytestmark = pytest.mark.slow
 TERMS = itertools.count(1000)
@@ -40,17 +40,6 @@ async def settle(checker: AnswerChecker) -> None:
     while (verdict := await checker.check(f"x+{(term := next(TERMS))}", f"{term}+x")) is Verdict.TIMEOUT:
         pass
     assert verdict is Verdict.CORRECT
-
-
-class QuickStart(CheckerProcess):
-    """Loads SymPy when it is first asked for: the start takes a tenth of the time."""
-
-    @call("load", deadline=120.0)
-    def begin(self) -> Reply:
-        from verify.math.algebra import equal
-
-        self.equal = equal
-        return Reply(Verdict.CORRECT, 0)
 
 
 @pytest.fixture(scope="module")
@@ -171,10 +160,10 @@ async def test_hostile_answers_are_answered_and_the_loop_goes_on_while_a_verdict
         assert all(psutil.Process(pid).memory_info().rss < 400 << 20 for pid in checker.pids)
 
 
+@pytest.mark.usefixtures("quick_checkers")
 def test_blocking_entry_works_from_other_threads(monkeypatch):
     monkeypatch.setattr(answer_checker, "BLOCKING_DEADLINE_S", 120.0)  # on a busy machine an easy sum may take seconds
     monkeypatch.setattr(answer_checker, "_background", None)
-    monkeypatch.setattr(answer_checker, "CheckerProcess", QuickStart)
     pairs = [("\\sqrt{8}", "2\\sqrt{2}"), ("\\sqrt{8}", "\\sqrt{7}"), ("7", "9**9**9**9")]
     with ThreadPoolExecutor(3) as threads:
         verdicts = [*threads.map(lambda pair: check_answer(*pair), pairs)]
@@ -182,8 +171,8 @@ def test_blocking_entry_works_from_other_threads(monkeypatch):
     assert verdicts == [Verdict.CORRECT, Verdict.WRONG, Verdict.WRONG]
 
 
-def test_close_during_a_request_ends_everything(monkeypatch):
-    monkeypatch.setattr(answer_checker, "CheckerProcess", QuickStart)
+@pytest.mark.usefixtures("quick_checkers")
+def test_close_during_a_request_ends_everything():
     before, descriptors = children(), len(os.listdir("/proc/self/fd"))
 
     async def work() -> None:
