@@ -9,7 +9,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hypothesis
 import pytest
@@ -17,9 +17,6 @@ import pytest
 from tests import quick
 from tests.asynchronous import asynchronous
 from tests.skipped import summary
-
-if TYPE_CHECKING:
-    pass
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINERS = {f"tests/trainer/test_{name}.py" for name in ("fsdp", "rank")}
