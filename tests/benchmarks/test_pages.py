@@ -108,10 +108,14 @@ def test_the_page_of_an_oversight_evaluation_says_kills_and_bias(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_page_of_what_can_be_trained_is_what_the_code_computes(root):
+@pytest.mark.parametrize("left_out", [{"70b", "405b"}, pytest.param(set(), marks=pytest.mark.soak)], ids=str)
+def test_the_page_of_what_can_be_trained_is_what_the_code_computes(root, monkeypatch, left_out):
+    """The largest models take most of the time."""
     text = (root / "docs" / "plan.md").read_text(encoding="utf-8")
     between = text.partition("<!-- what it can train -->\n")[2].partition("<!-- end of what it can train -->")[0]
-    assert between == trainable_section(), "run: python -m benchmarks plan"
+    rows = [row for row in between.splitlines(keepends=True) if row.split("|")[1].strip() not in left_out]
+    monkeypatch.setattr("benchmarks.trainable.MODELS", {name: MODELS[name] for name in MODELS if name not in left_out})
+    assert "".join(rows) == trainable_section(), "run: python -m benchmarks plan"
 
 
 def test_cells_of_what_can_be_trained_are_what_a_launch_decides():
