@@ -113,7 +113,7 @@ def test_the_peer_pads_on_the_right_and_has_the_gradients_of_ours():
         torch.testing.assert_close(parameter.grad, theirs[name], atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # in make test: real ranks in tests/trainer, and the commands that measure with scripted ones
 def test_a_rank_alone_makes_a_step_and_one_of_the_matrix_is_measured():
     in_fresh_process(steps)
 

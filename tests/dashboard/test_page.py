@@ -228,7 +228,7 @@ PLACES = {
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (360, True)])
 def test_axe_finds_nothing_at_any_width(visit, width, dark):
-    """In the dark those pages whose colours are others: charts, alarms, rewards and tokens."""
+    """In the dark axe looks at an alarm and at the shades of tokens, whose colours are others."""
     page = visit(width=width, height=860 if width > 500 else 740, dark=dark).page
 
     def check(name: str) -> None:

@@ -245,6 +245,7 @@ def replaced_twice(model: Path) -> tuple[list[int], bool]:
         return descriptors, first() is not None
 
 
+@pytest.mark.soak  # in make test: engines that are replaced in test_engine_deaths.py and test_vllm.py
 def test_an_engine_that_was_replaced_leaves_nothing(model):
     descriptors, kept = in_fresh_process(replaced_twice, model)
     assert not kept and descriptors[2] == descriptors[1] <= descriptors[0] + 2
