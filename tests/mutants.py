@@ -20,11 +20,13 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import date
 from pathlib import Path
 from queue import SimpleQueue
 from typing import NamedTuple
+
+import psutil
 
 from benchmarks.figures import describe_machine
 
@@ -118,7 +120,10 @@ def passes(tests: Sequence[str], soak: bool, root: Path, workers: int = 0, limit
     process.start()
     process.join(limit_s)
     if process.exitcode is None:
-        os.killpg(process.pid or 0, 9)
+        for child in psutil.Process(process.pid).children(recursive=True):  # launches have sessions of their own
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        process.kill()
         process.join()
         return False
     if process.exitcode > 2:
@@ -180,7 +185,7 @@ def page(outcomes: Sequence[Outcome]) -> str:
         rows = [outcome for outcome in outcomes if room in ("", outcome.fault.room)]
         quick = sum(outcome.caught and not outcome.fault.soak for outcome in rows)
         caught = sum(outcome.caught for outcome in rows)
-        shares = (f"{count} ({count / len(rows):.2f})" for count in (quick, caught))
+        shares = (f"{count} ({count / len(rows):.3f})" for count in (quick, caught))
         lines.append(f"| {room or 'all'} | {len(rows)} | {' | '.join(shares)} |")
     lines.append("\n## Not found\n")
     lines += [f"- {outcome.fault.name}: {outcome.fault.reason}" for outcome in outcomes if not outcome.caught] or [
