@@ -9,6 +9,8 @@ import pytest
 from tests.system.launch import BEGUN, Launch
 
 Start = Callable[..., Launch]
+STEPS = 6
+"""of `run`"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,13 +44,24 @@ def imitate(folder: Path) -> Launch:
 
 @pytest.fixture(scope="session")
 def imitation(tmp_path_factory):
-    return imitate(tmp_path_factory.mktemp("seasoned")).finish()
+    """A launch in SFT mode."""
+    return imitate(tmp_path_factory.mktemp("imitation")).finish()
 
 
 @pytest.fixture(scope="session")
-def seasoned(imitation):
-    """Its run folder."""
-    return imitation.run_dir
+def run(tmp_path_factory):
+    """A whole asynchronous launch with two trainers, SFT included."""
+    return Launch(
+        tmp_path_factory.mktemp("run"), placement__trainers=2, steps=STEPS, rollout__max_completion_tokens=100,
+        rollout__max_sequences=4, checkpoint__every=2, evaluate__every=3, prepare__options__max_tokens=400,
+        sft__steps=70, sft__batch=32, sft__learning_rate=5e-3,
+    ).finish()  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def seasoned(request):
+    """Run folder of an SFT-trained model."""
+    return request.getfixturevalue("imitation" if request.config.getoption("--soak") else "run").run_dir
 
 
 @pytest.fixture(scope="session")

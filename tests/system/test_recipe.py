@@ -17,6 +17,7 @@ STAGES = (
 GROUPS = 3 * 4 + 4 * 3 + 3 * 2
 
 
+@pytest.mark.soak  # in make test: the launch of test_run.py begins with SFT; trainer/test_evaluation.py
 def test_supervised_mode_is_evaluated_and_keeps_its_best(imitation):
     rows = imitation.metrics("sft")
     assert [row["step"] for row in rows] == list(range(1, 71)) and rows[-1]["sft/loss"] < rows[0]["sft/loss"]

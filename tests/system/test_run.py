@@ -10,22 +10,15 @@ from shared import settings_file
 from shared.chat import Chat
 from shared.config import Config
 from shared.languages import with_request
+from tests.system.conftest import STEPS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-STEPS = 6
 PHASES = [
-    "reading the problems", "starting trainers and engines", "loading the model", "connecting the engines",
-    "first weights to the engines", "evaluating before training", "training", "evaluating after training",
-    "exporting the model", "stopping trainers and engines",
+    "running examples/quickstart/prepare.py", "reading the problems", "starting trainers and engines",
+    "loading the model", "connecting the engines", "SFT: imitating demonstrations", "first weights to the engines",
+    "evaluating before training", "training", "evaluating after training", "exporting the model",
+    "stopping trainers and engines",
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def run(start, tmp_path_factory):
-    return start(
-        tmp_path_factory.mktemp("run"), placement__trainers=2, steps=STEPS, rollout__max_completion_tokens=100,
-        rollout__max_sequences=4, checkpoint__every=2, evaluate__every=3,
-    ).finish()  # fmt: skip
 
 
 def test_every_group_is_trained_once_and_no_token_is_older_than_the_bound(run):
@@ -68,7 +61,7 @@ def test_the_run_folder_is_complete_and_the_screen_told_the_story(run):
         assert words in run.output
     times = [line["time"] for line in run.lines("phases.jsonl")]
     assert [line["phase"] for line in run.lines("phases.jsonl")] == PHASES
-    assert times == sorted(times) and times[6] <= run.metrics()[0]["time"] <= times[7]
+    assert times == sorted(times) and times[8] <= run.metrics()[0]["time"] <= times[9]
 
 
 def test_a_fresh_engine_with_the_export_gives_the_running_engines_greedy_text(run):
