@@ -14,7 +14,7 @@ from rollout.worker import EngineRank
 from shared import settings_file
 from shared.chat import Chat
 from shared.config import Config
-from shared.errors import ConfigError, RankLost
+from shared.errors import ConfigError, RankLost, RunError
 from shared.launch import deaths
 from shared.launch.ranks import Role
 from shared.launch.rpc import Hub
@@ -49,6 +49,8 @@ from trainer.step.rank import LoadedTrainer, TrainerRank
 from trainer.timing import PhaseTimer
 from trainer.turns import Turns
 
+NEWS_S = 2.0
+"""the death of a rank is known within this time"""
 REPEAT_S = 3.0
 """a signal that comes again later than this counts as a second request"""
 
@@ -112,11 +114,14 @@ class Launch:
                     if task is work and task.cancelled():
                         raise Interrupted
                     task.result()
-        except BaseException:
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failed = isinstance(error, (RunError, BaseExceptionGroup))
+            if failed:  # perhaps in a rank whose peer has died, which is known a moment later
+                await asyncio.wait([lost], timeout=NEWS_S)
             if self.checkpointer is not None and self.asked is None:
                 await self.checkpointer.rescue(background)
             await asyncio.to_thread(self.keeper.dismiss)
-            raise
+            raise RankLost(lost.result()) if failed and lost.done() else error  # noqa: B904 - and not what came of it
         finally:
             self.keeper.leaving = True
             for task in (work, *background):

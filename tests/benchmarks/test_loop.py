@@ -74,6 +74,7 @@ def test_lengths_have_the_mean_and_the_cut_that_were_asked_for():
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("async_level", [0, 2])
 def test_a_run_trains_every_step_with_scripted_ranks(async_level):
     script = Script(trainers=2, engines=3, seats=4, token_s=1e-4, mean_tokens=8, sigma=0.5, accumulate_s=1e-3,
@@ -85,7 +86,7 @@ def test_a_run_trains_every_step_with_scripted_ranks(async_level):
     assert measures.cpu_s > 0 and measures.rss_bytes  # the others may be below a tick of the clock
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # a benchmark's figure
 def test_heartbeats_of_a_thousand_ranks_would_take_a_tenth_of_a_core_at_most():
     """Of 400 here. Over authenticated TCP, eight ranks a node; processor time of the keeper's thread, the best of
     three: what else runs empties caches."""

@@ -226,6 +226,7 @@ PLACES = {
 """name of a picture -> address"""
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (360, True)])
 def test_axe_finds_nothing_at_any_width(visit, width, dark):
     """In the dark axe looks at an alarm and at the shades of tokens, whose colours are others."""

@@ -73,7 +73,7 @@ def tasks_of(name: str, data: Path, **settings: Any) -> list[BenchmarkTask]:
     return list(read_benchmark(name, EvaluationSettings(benchmarks=[name], data=str(data), **settings)).tasks)
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # in make test: verdicts of each kind in verify/, of a served file in test_evaluate.py
 @pytest.mark.timeout(540)
 def test_perfect_is_one_and_always_wrong_is_zero(serve, data_folder, tmp_path, sandboxes):
     """All benchmarks in one evaluation, since each starts processes that check."""

@@ -28,7 +28,7 @@ def told(tmp_path_factory):
     return {name: json.loads(found) for name, found in lines}
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # what an engine is started with: test_vllm_config.py
 @pytest.mark.timeout(900)
 def test_every_entry_point_spawns_its_engine_with_the_memory_it_was_given(told):
     """An engine for which bytes are given starts beside whatever lies on its GPU: vLLM asks for a hundredth of it."""

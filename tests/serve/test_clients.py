@@ -121,6 +121,7 @@ def test_litellm(serve):
     assert seen["failures"] == ["litellm.exceptions.NotFoundError", "litellm.exceptions.BadRequestError"]
 
 
+@pytest.mark.soak  # it sends what openai's client sends
 def test_langchain(serve):
     seen = run("openai3", "langchain_client", serve(SAID).url)
     assert seen["text"] == seen["streamed_text"] == ANSWER and seen["same_usage"]
@@ -161,6 +162,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
+@pytest.mark.soak  # in make test: openai's client and lm_eval
 def test_the_example_of_inspect_finds_the_score_that_ours_finds(serve, tmp_path):
     solver = serve("")
     chat = solver.server.prompts.chat

@@ -163,6 +163,7 @@ def test_a_request_that_kills_its_engine_ends_alone(scene):
     assert scene.engine.deaths == scene.server.restarts, "it is known now"
 
 
+@pytest.mark.soak  # in make test: the request that kills its engine
 def test_what_its_client_sends_again_is_known_too_and_what_waits_outlives_a_start_that_fails(scene, caplog):
     """What cannot go on by itself (a stop string, no seed) is sent again by its client, and kills no third engine."""
     caplog.set_level(logging.ERROR)

@@ -335,6 +335,7 @@ def test_a_start_that_is_cancelled_or_fails_leaves_no_engine_process(model):
     assert engine_processes() <= before
 
 
+@pytest.mark.soak
 def test_a_quantised_checkpoint_is_served_as_it_is_with_every_core(model, live, tmp_path, monkeypatch):
     """Its log-probs are those of the weights that it was made from, but for the rounding, also of bfloat16."""
     folder, weights = shutil.copytree(model, tmp_path / "quantised"), {}

@@ -1,16 +1,29 @@
 """One SFT-trained tiny model for all launches of this folder, so that their rewards differ and weights move."""
 
+import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from tests.system.launch import BEGUN, Launch
 
 Start = Callable[..., Launch]
-STEPS = 6
+STEPS = 12
 """of `run`"""
+
+
+class Killed(NamedTuple):
+    """A launch after the death of a rank."""
+
+    launch: Launch
+    victim: int
+    """pid"""
+    code: int
+    survivors: list[str]
+    losses: list[float]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -48,14 +61,29 @@ def imitation(tmp_path_factory):
     return imitate(tmp_path_factory.mktemp("imitation")).finish()
 
 
-@pytest.fixture(scope="session")
-def run(tmp_path_factory):
-    """A whole asynchronous launch with two trainers, SFT included."""
+def begin(folder: Path) -> Launch:
+    """Begin the launch that most tests look at: SFT, then steps of two trainers, each on what the last one sampled."""
     return Launch(
-        tmp_path_factory.mktemp("run"), placement__trainers=2, steps=STEPS, rollout__max_completion_tokens=100,
-        rollout__max_sequences=4, checkpoint__every=2, evaluate__every=3, prepare__options__max_tokens=400,
+        folder, placement__trainers=2, steps=STEPS, rollout__max_completion_tokens=100, rollout__max_sequences=4,
+        rollout__max_async_level=0, checkpoint__every=4, evaluate__every=6, prepare__options__max_tokens=400,
         sft__steps=70, sft__batch=32, sft__learning_rate=5e-3,
-    ).finish()  # fmt: skip
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def killed(tmp_path_factory):
+    """It, killed in a trainer between two checkpoints."""
+    launch = begin(tmp_path_factory.mktemp("run"))
+    launch.until(lambda: len(launch.metrics()) >= 6)
+    victim = launch.signal_rank(2, signal.SIGKILL)
+    code, left = launch.wait(), launch.survivors()
+    return Killed(launch, victim, code, left, launch.losses())
+
+
+@pytest.fixture(scope="session")
+def run(killed):
+    """It, gone on to its end."""
+    return begin(killed.launch.run_dir.parent).finish()
 
 
 @pytest.fixture(scope="session")

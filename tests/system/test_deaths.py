@@ -9,7 +9,7 @@ import pytest
 from tests.published import SETS
 from verify.verifiers import read_problem
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]  # in make test: the killed launch of test_run.py
 
 
 def test_a_launch_that_is_killed_and_stopped_goes_on_bit_for_bit(start, tmp_path):

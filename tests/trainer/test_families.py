@@ -19,10 +19,9 @@ ADAPTED = [
 ]
 
 
+@pytest.mark.soak  # in make test: our own decoder, in test_fsdp.py
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("families", [
-    pytest.param(FEW, marks=pytest.mark.slow), pytest.param([*FAMILIES, *ADAPTED], marks=pytest.mark.soak),
-], ids=["few", "all"])  # fmt: skip
+@pytest.mark.parametrize("families", [FEW, [*FAMILIES, *ADAPTED]], ids=["few", "all"])
 def test_gradients_do_not_depend_on_ranks(families, tmp_path):
     """Nor do the merged weights that ranks send where experts have adapters: they are those of the run's exports."""
     run_ranks(tmp_path, *families)

@@ -24,7 +24,7 @@ from tests.rollout.tiny_llama import engine_config
 from tests.shared.test_turns import chat_of
 from trainer.objectives.sequences import sequence_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(360)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(360)]  # in make test: rollout/test_engine.py, of one turn
 CLOSE = 2e-4
 TURNS, EPISODES, LONGEST = 5, 12, 200
 ENDS = list(range(40, 49))

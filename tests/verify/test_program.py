@@ -46,7 +46,7 @@ def cases() -> Iterator[Any]:
     for kind in dict.fromkeys(row["kind"] for row in ROWS):
         rows, marks = [row for row in ROWS if row["kind"] == kind], [needs_compiler] * ("C++" in kind)
         if kind in ASSERTIONS_IN_CPP:
-            marks.append(pytest.mark.sampled(2, kind))
+            marks.append(pytest.mark.sampled(1, kind))
             yield from (pytest.param([row], id=f"{kind}: {row['name']}", marks=marks) for row in rows)
         else:
             yield pytest.param(rows, id=kind, marks=marks)

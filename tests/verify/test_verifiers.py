@@ -362,7 +362,7 @@ def test_without_the_package_the_error_says_how_to_get_it(monkeypatch, tmp_path)
 
 
 @needs_gym
-@pytest.mark.slow
+@pytest.mark.soak  # in make test: the checkers of stored answers, and rows of other generators
 def test_generated_problems_are_disjoint_and_stay(tmp_path):
     spec = "reasoning_gym:coin_flip,chain_sum/0"
     config = generating(tmp_path, spec, chain_sum={"size": 40}, coin_flip={"size": 5})
