@@ -35,6 +35,7 @@ def test_only_the_code_of_one_architecture_stays(tmp_path):
     assert keep_one(library, 90) == 120 + 36 + 150 and library.read_bytes() == after
 
 
+@pytest.mark.soak
 def test_parts_become_an_environment_that_finds_the_other_packages_too(tmp_path, monkeypatch):
     monkeypatch.setattr(carry, "PART_BYTES", 1 << 20)
     out, environment = tmp_path / "out", tmp_path / "environment"

@@ -144,6 +144,7 @@ def test_a_lead_stands_beside_the_median_of_the_synchronous_launches():
     ]
 
 
+@pytest.mark.soak  # of the documentation
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_every_picture_of_the_chat_page_is_drawn(tmp_path):

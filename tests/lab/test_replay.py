@@ -51,6 +51,9 @@ demonstrations = "{folder}/absent.jsonl"
 """
 
 
+whole_replays = pytest.mark.soak  # in make test: each objective by hand, and what cannot be replayed
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A model, problems, and a run of an earlier policy with one right completion in four."""
@@ -114,6 +117,7 @@ def lead(folder: Path, model: Path) -> float:
     return right - wrong
 
 
+@whole_replays
 @pytest.mark.parametrize("name", LEARN)
 def test_an_objective_learns_from_the_rollouts_of_another_policy(folder, replayed, name):
     rows = read_rows(replayed / name / "metrics.jsonl")
@@ -123,6 +127,7 @@ def test_an_objective_learns_from_the_rollouts_of_another_policy(folder, replaye
     assert lead(folder, replayed / name / "latest") > lead(folder, folder / "model") + 0.5
 
 
+@whole_replays
 def test_the_same_settings_give_the_same_weights_and_another_seed_others(replayed):
     first, again, other = (
         (replayed / name / "latest" / "model.safetensors").read_bytes() for name in ("first", "again", "other")
@@ -130,6 +135,7 @@ def test_the_same_settings_give_the_same_weights_and_another_seed_others(replaye
     assert first == again != other
 
 
+@whole_replays
 def test_rows_with_an_answer_are_scored_by_the_real_verifier(replayed):
     """A right answer is worth .9 more; format and language are worth the same in both."""
     (row,) = read_rows(replayed / "scored" / "metrics.jsonl")

@@ -16,7 +16,7 @@ from tests.families import SENT, VISION_LANGUAGE, config_of, reference
 from tests.model_folder import load_model
 from tests.process import in_fresh_process
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(900)]  # in make test: test_engine.py, with a dense model
 
 
 def values(module: Any, name: str) -> torch.Tensor:
@@ -77,13 +77,7 @@ def differences(folder: Path, family: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        "qwen3 moe",  # its experts lie in the order of a kernel
-        *(pytest.param(name, marks=pytest.mark.soak) for name in (*SENT, *VISION_LANGUAGE) if name != "qwen3 moe"),
-    ],
-)
+@pytest.mark.parametrize("family", (*SENT, *VISION_LANGUAGE))
 def test_updated_weights_are_those_that_vllm_loads(tmp_path, monkeypatch, family):
     if family in VISION_LANGUAGE and not importlib.util.find_spec("torchvision"):
         pytest.skip("vLLM needs torchvision for these")

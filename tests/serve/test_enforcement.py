@@ -112,6 +112,7 @@ def check(served, model, enforcement, way=WAYS[0], budget=None, **body):
         assert measure(text, model.answer, "fr").match is match, "whoever measures again finds the same"
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", MODELS)
 def test_only_the_models_words_count(serve, name):
     served = serve("")

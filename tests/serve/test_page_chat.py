@@ -232,6 +232,7 @@ def test_markdown_code_and_formulas(visit):
     eventually(lambda: "x = 1 < 2" in page.evaluate("navigator.clipboard.readText()"))
 
 
+@pytest.mark.soak
 def test_the_reference_is_shown_without_help_from_elsewhere(visit):
     page = visit("x", home="/docs").page
     page.get_by_text("/v1/chat/completions", exact=True).first.click()

@@ -41,6 +41,7 @@ def turn_of(role, content, **more):
     return {"role": role, "content": content, **more}
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_training_and_serving_render_equal_tokens(tmp_path, name):
     """The same text, system prompt, language and template; rows without a request are those of `off`."""

@@ -78,6 +78,7 @@ def test_a_raw_prompt_is_sampled_on(command, client):
     assert all(logprob in top.values() and 2 <= len(top) <= 3 for logprob, top in rest), best
 
 
+@pytest.mark.soak  # in make test: the mask itself in test_vllm_engine.py
 def test_constrain_keeps_foreign_words_out_of_the_reasoning(command):
     """Through both APIs, whole and streamed. A form of the answer begins the reasoning, which this model never ends."""
     form, ask = {"type": "json_object"}, {"reasoning_language": "ru", "temperature": 1, "seed": 1}
@@ -106,6 +107,7 @@ def test_constrain_keeps_foreign_words_out_of_the_reasoning(command):
         assert all(texts) and [place is None for place in broken] == [enforcement == "constrain"] * 4, (texts, broken)
 
 
+@pytest.mark.soak  # in make test: test_engine_deaths.py
 def test_an_engine_killed_under_load_is_replaced_and_nobody_notices(command):
     """More requests than the engine decodes at a time: all go on in the next engine, to their end."""
     body = {"messages": MESSAGES, "max_tokens": 100, "temperature": 1}

@@ -70,6 +70,7 @@ def chat_of(folder: Path, name: str) -> Chat:
     return Chat(write(folder, name), "", FAMILIES[name].arguments)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_prompt_is_what_transformers_makes_holds_all_and_ends_turns_as_the_template_does(tmp_path, name):
     chat, family = chat_of(tmp_path, name), FAMILIES[name]
@@ -126,6 +127,7 @@ def test_the_marker_of_the_next_role_stands_there_whatever_ended_the_turn(tmp_pa
     assert chat.bridge([("user", "two")], ended=other) == [user, *usual]
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_no_text_of_others_spells_a_control_token_and_training_renders_as_serving_does(tmp_path, name):
     """Problems, system messages of agents, descriptions of tools, prefixes of responses."""

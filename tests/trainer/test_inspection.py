@@ -56,6 +56,7 @@ def findings(config: Config, status: str) -> dict[str, str]:
     return {finding.name: finding.text for finding in chosen}
 
 
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("case", read_table("trainer/inspections"), ids=itemgetter("name"))
 def test_what_a_launch_refuses_fails(tmp_path, monkeypatch, model, case):
     """So many good rows and then others."""
