@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks.gpu_check import carry
 from benchmarks.gpu_check.carry import CONTAINER, ENTRY, MACHINE_CODE, MAGIC, PTX, VERSION, divide, keep_one
 
