@@ -98,8 +98,12 @@ def quickstart(
     problems = read_evaluations(runs[0])[-1].evaluation.problems
     scored = [[run_dir.name, *scores(run_dir), wall(run_dir)] for run_dir in runs]
     yield Section(
-        f"{measured_with('quickstart')}: {problems} validation problems, before → after.\n\n{table(SCORES, *scored)}\n"
+        f"{measured_with('quickstart')}: {problems} validation problems, before → after.\n\n{table(SCORES, *scored)}",
+        mark="results",
+    )  # fmt: skip
+    yield Section(
         f"{table(FACTS, *map(facts_row, runs))}\n"
         "The log-prob difference of a step is between the weights that sampled and those that are trained, so it\n"
-        "contains the staleness; the probe compares trainer and engine on the same weights.\n", mark="results",
+        "contains the staleness; the probe compares trainer and engine on the same weights.\n",
+        page="docs/results/quickstart.md", mark="facts",
     )  # fmt: skip

@@ -24,7 +24,7 @@ ROLES = ("controller", "trainer", "engine")
 CURVES = {"mean reward": "reward/mean", "accuracy": "accuracy", "language consistency": "consistency"}
 
 
-@benchmark(page="README.md")
+@benchmark(page="docs/models.md")
 def real_model(quick: bool, run: Path = Path("runs/smollm2-gsm8k")) -> Iterator[Section]:
     """Read the metrics of the run."""
     rows = [row for row in read_rows(run / "metrics.jsonl") if row["kind"] == "train"]

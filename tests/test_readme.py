@@ -1,4 +1,4 @@
-"""README.md: its table, and what it tells of other files; the files for clusters start what it says."""
+"""README.md: its size, its table, and what it tells of other files; the files for clusters."""
 
 import json
 import os
@@ -15,6 +15,7 @@ from tests.sizes import PRODUCT
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "README.md").read_text(encoding="utf-8")
+MACHINES = (ROOT / "docs" / "machines.md").read_text(encoding="utf-8")
 CLUSTERS = ROOT / "examples" / "clusters"
 KUBERNETES = {
     (one["kind"], one["metadata"]["name"]): one
@@ -26,9 +27,13 @@ def test_the_table_of_wishes_stands_below_the_first_screen():
     lines = PAGE.splitlines()
     wishes = lines.index("## I want to ...")
     assert wishes > lines.index("## Two commands") > 15
-    end = lines.index("## What the quickstart reaches")
+    end = lines.index("## Serve and evaluate")
     rows = [line for line in lines[wishes:end] if line.startswith("| ") and not line.startswith("| ...")]
     assert len(rows) > 12 and all(re.search(r"\]\([^)]+\)|`make |`python ", row) for row in rows)
+
+
+def test_the_page_is_short():
+    assert len(PAGE.encode()) <= 12 << 10, "move what is not for the first five minutes into docs/"
 
 
 def test_the_image_gets_every_room():
@@ -43,8 +48,8 @@ def test_the_loop_is_as_short_as_it_is_said_to_be():
 
 
 def by_readme(node: int) -> list[str]:
-    """The arguments that README gives python on a node of four."""
-    [line] = re.findall(r"python (-m trainer my_run.toml .*--nnodes=4 .*?)\n```", PAGE.replace("\\\n", " "))
+    """The arguments that docs/machines.md gives python on a node of four."""
+    [line] = re.findall(r"python (-m trainer my_run.toml .*--nnodes=4 .*?)\n```", MACHINES.replace("\\\n", " "))
     words = line.replace("my_run.toml", "mine.toml").replace("NODE0", "node-a").split()
     return [word.replace("--node-rank=0", f"--node-rank={node}") for word in words]
 
@@ -75,7 +80,7 @@ def container(pod: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("node", range(4))
-def test_slurm_starts_what_the_readme_says(node, tmp_path):
+def test_slurm_starts_what_the_page_says(node, tmp_path):
     stand_in(tmp_path / "bin/scontrol", '[ "$3" = "node-[a-d]" ] && printf "node-a\\nnode-b\\nnode-c\\nnode-d\\n"')
     stand_in(tmp_path / "bin/srun", 'shift; exec "$@"')
     words = started(
@@ -86,7 +91,7 @@ def test_slurm_starts_what_the_readme_says(node, tmp_path):
 
 
 @pytest.mark.parametrize("node", range(4))
-def test_skypilot_starts_what_the_readme_says(node, tmp_path):
+def test_skypilot_starts_what_the_page_says(node, tmp_path):
     task = yaml.safe_load((CLUSTERS / "skypilot.yaml").read_text(encoding="utf-8"))
     words = started(
         ["bash", "-c", task["run"]], tmp_path, SETTINGS="mine.toml", SKYPILOT_NUM_NODES=task["num_nodes"],
@@ -97,7 +102,7 @@ def test_skypilot_starts_what_the_readme_says(node, tmp_path):
 
 
 @pytest.mark.parametrize("node", range(4))
-def test_kubernetes_starts_what_the_readme_says(node, tmp_path):
+def test_kubernetes_starts_what_the_page_says(node, tmp_path):
     job = KUBERNETES["Job", "maestrale"]["spec"]
     assert job["completions"] == job["parallelism"] == 4 and job["completionMode"] == "Indexed"
     pod = job["template"]["spec"]

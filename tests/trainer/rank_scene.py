@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-import torch._dynamo  # noqa: F401 - every forked rank would import it when it makes its optimiser
+import torch._dynamo  # every forked rank would import it when it makes its optimiser
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
