@@ -1,0 +1,83 @@
+"""The command `maestrale`: `maestrale train FILE`, `maestrale serve MODEL` and so on, from any folder.
+
+`maestrale COMMAND ...` does what `python -m MODULE ...` does, but a file or folder of yours with the name of a module
+(`trainer.py`, `shared/`) never takes that module's place.
+"""
+
+import difflib
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import maestrale
+
+
+class Command(NamedTuple):
+    """A command of this one."""
+
+    module: str
+    meaning: str
+    first: tuple[str, ...] = ()
+    """words before the user's"""
+
+
+COMMANDS = {
+    "train": Command("trainer", "train a model: a settings file, or a ready one (quickstart, guess, own, ...)"),
+    "check": Command(
+        "trainer", "look at the machine, the settings, the model and every row; start nothing", ("check",)
+    ),
+    "objectives": Command("trainer", "list the objectives, or explain one", ("objectives",)),
+    "report": Command("trainer.report", "what a run did, how fast it was, what to try"),
+    "dashboard": Command("dashboard", "runs in a browser"),
+    "serve": Command("serve", "a model over HTTP, for OpenAI's clients, with a chat page"),
+    "evaluate": Command("evaluation", "measure a served model"),
+    "grade": Command("verify", "grade finished responses"),
+    "curate": Command("curate", "prepare data: formats, duplicates, difficulty, labels, translation"),
+    "ablate": Command("lab.ablate", "compare settings over seeds"),
+    "plan": Command("lab.plan", "memory, times and the split of GPUs on paper"),
+}
+
+
+def usage() -> str:
+    """What `maestrale --help` prints."""
+    lines = [f"  {name:12}{command.meaning}" for name, command in COMMANDS.items()]
+    return "\n".join([
+        "usage: maestrale COMMAND [...]     maestrale COMMAND --help tells more", "", *lines, "",
+        "start here: maestrale train quickstart     (a tiny model, five minutes on two cores)",
+    ])  # fmt: skip
+
+
+def ignore_working_folder() -> None:
+    """Take the working folder off the path of modules where it would hide one of ours, and say so in one line."""
+    here, home = Path.cwd(), Path(maestrale.__file__).resolve().parents[1]
+    os.environ["PYTHONSAFEPATH"] = "1"  # for the processes that this one starts
+    if "site-packages" not in home.parts:
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(home), os.environ.get("PYTHONPATH", ""))))
+    sys.path[:] = [str(home), *(entry for entry in sys.path if Path(entry or ".").resolve() not in (here, home))]
+
+
+def main() -> int:
+    """Run a command; returns its exit code. 2: there is no such command."""
+    name, rest = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("--help", [])
+    if name in ("--help", "-h", "help"):
+        print(usage())
+        return 0
+    if name == "--version":
+        print(f"maestrale {maestrale.__version__}")
+        return 0
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, 1)
+        hint = f"did you mean '{near[0]}'?" if near else f"expected one of {', '.join(COMMANDS)}"
+        print(f"error: '{name}' is no command of maestrale: {hint}", file=sys.stderr)
+        return 2
+    ignore_working_folder()
+    command = COMMANDS[name]
+    sys.argv[1:] = [*command.first, *rest]
+    runpy.run_module(command.module, run_name="__main__", alter_sys=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
