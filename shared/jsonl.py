@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import difflib
+import functools
 import json
 import math
 import re
@@ -46,6 +47,7 @@ ANSWER_FORMS = ("box", "code block", "response")
 """where a row may say that its answer is given"""
 ALIKE = 0.8
 """share of letters (difflib) from which an unknown key is a misspelt one"""
+close_matches = functools.lru_cache(256)(difflib.get_close_matches)  # the next row has the same keys
 ALIASES = {"lang": "language"}
 """other names that are not spelt alike"""
 LIKELY = {
@@ -240,11 +242,9 @@ def meant_by(name: str, row: Mapping[str, Any]) -> str | None:
 
     Example: meant_by("anwser", {"problem": "1+1?", "anwser": "2"}) == "answer"
     """
-    if name in KEYS or name.casefold().endswith(("_id", "_idx")):
-        return None
     spelt = name.casefold()
-    near = [ALIASES[spelt]] if spelt in ALIASES else difflib.get_close_matches(spelt, KEYS, n=1, cutoff=ALIKE)
-    return near[0] if near and near[0] not in row else None
+    near = [ALIASES[spelt]] if spelt in ALIASES else close_matches(spelt, KEYS, n=1, cutoff=ALIKE)
+    return near[0] if near and near[0] not in row and name not in KEYS and not spelt.endswith(("_id", "_idx")) else None
 
 
 def problem_of(

@@ -9,7 +9,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hypothesis
 import pytest
@@ -17,9 +17,6 @@ import pytest
 from tests import quick
 from tests.asynchronous import asynchronous
 from tests.skipped import summary
-
-if TYPE_CHECKING:
-    pass
 
 ROOT = Path(__file__).resolve().parents[1]
 TRAINERS = {f"tests/trainer/test_{name}.py" for name in ("fsdp", "rank")}
@@ -61,6 +58,15 @@ def sandboxes():
     held.close()
 
 
+@pytest.fixture
+def quick_checkers(monkeypatch):
+    """Processes of answer checkers load SymPy when they are first asked for."""
+    from tests.verify.quick_start import QuickStart
+    from verify import answer_checker
+
+    monkeypatch.setattr(answer_checker, "CheckerProcess", QuickStart)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--soak", action="store_true", help="run the acceptance tests of many minutes, and only them")
     parser.addoption("--quick", action="store_true", help="tests of a moment, and three cases of each table")
@@ -97,10 +103,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes longest comes first, so that no process is left with it at the end; `gpu` tests need a GPU, and `soak`
-    tests run only with --soak."""
-    chosen = [item for item in items if bool(item.get_closest_marker("soak")) is bool(config.getoption("--soak"))]
+    tests run only with --soak, which also runs all cases of `sampled` ones."""
+    soak, seed = config.getoption("--soak"), config.getoption("randomly_seed", 0)
+    if soak:
+        chosen = [item for item in items if item.get_closest_marker("soak") or item.get_closest_marker("sampled")]
+    else:
+        chosen = quick.sample([item for item in items if not item.get_closest_marker("soak")], seed, config.args)
     if config.getoption("--quick"):
-        chosen = quick.choose(chosen, config.getoption("randomly_seed", 0))
+        chosen = quick.choose(chosen, seed)
     if others := set(items) - set(chosen):
         config.hook.pytest_deselected(items=list(others))
         items[:] = chosen

@@ -1,11 +1,12 @@
 """Which tests `--quick` runs: those that took little time when `make test ARGS=--time-tests` last wrote slow_tests.txt.
 
-Of a function's parametrised cases it runs CASES, drawn by the seed that pytest-randomly prints.
+Of a function's parametrised cases it runs CASES, and of those marked `sampled` every run has a few, drawn by the seed
+that pytest-randomly prints.
 """
 
 import random
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -30,12 +31,33 @@ def read() -> dict[str, float]:
 
 def choose(items: Sequence[pytest.Item], seed: int) -> list[pytest.Item]:
     """The quick tests among these, in their order."""
-    slow, draw = read(), random.Random(seed)
-    tables: defaultdict[str, list[pytest.Item]] = defaultdict(list)
+    slow = read()
+    quick = [item for item in items if not item.get_closest_marker("slow") and function_of(item.nodeid) not in slow]
+    return draw(quick, seed, lambda item: (CASES, ""))
+
+
+def sample(items: Sequence[pytest.Item], seed: int, named: Sequence[str]) -> list[pytest.Item]:
+    """These without the cases that `sampled` leaves out. named: arguments of the command line; what has its name there
+    runs whole."""
+
+    def share(item: pytest.Item) -> tuple[int, str]:
+        marker, function = item.get_closest_marker("sampled"), function_of(item.nodeid)
+        if marker is None or any(function == function_of(name) for name in named):
+            return len(items), ""
+        count, *table = marker.args
+        return count, "".join(table)
+
+    return draw(items, seed, share)
+
+
+def draw(items: Sequence[pytest.Item], seed: int, share: Callable[[pytest.Item], tuple[int, str]]) -> list[pytest.Item]:
+    """At most so many cases of each function, in their order. share: that count, and which of the function's tables it
+    is for."""
+    dice = random.Random(seed)
+    tables: defaultdict[tuple[str, int, str], list[pytest.Item]] = defaultdict(list)
     for item in sorted(items, key=lambda item: item.nodeid):
-        if not item.get_closest_marker("slow") and function_of(item.nodeid) not in slow:
-            tables[function_of(item.nodeid)].append(item)
-    drawn = {item for cases in tables.values() for item in draw.sample(cases, min(CASES, len(cases)))}
+        tables[function_of(item.nodeid), *share(item)].append(item)
+    drawn = {item for (_, count, _), cases in tables.items() for item in dice.sample(cases, min(count, len(cases)))}
     return [item for item in items if item in drawn]
 
 

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from benchmarks import head_memory, packing
 from benchmarks.llama import SMOLLM2_135M, Shape, random_weights, write_model
+from benchmarks.matrix import ADAPTERS, Load, measure
 from benchmarks.packing import first_fit, imbalance, next_fit, padding
 from benchmarks.step import (
     LONGEST_TOKENS,
@@ -112,13 +113,17 @@ def test_the_peer_pads_on_the_right_and_has_the_gradients_of_ours():
         torch.testing.assert_close(parameter.grad, theirs[name], atol=1e-6, rtol=1e-4)
 
 
-@pytest.mark.slow
-def test_a_rank_alone_makes_a_step():
-    in_fresh_process(one_step)
+@pytest.mark.soak  # in make test: real ranks in tests/trainer, and the commands that measure with scripted ones
+def test_a_rank_alone_makes_a_step_and_one_of_the_matrix_is_measured():
+    in_fresh_process(steps)
 
 
-def one_step() -> None:
+def steps() -> None:
     """In a process of its own."""
+    load = Load(Shape(hidden=64, layers=2, heads=2, kv_heads=1, inner=128, vocabulary=512), 256, ((256, 256, 256),))
+    whole, adapters = measure(load, 0), measure(load, ADAPTERS)
+    assert len(whole.seconds) == len(whole.shares) == 2 and min(*whole.shares, *adapters.shares, *adapters.seconds) > 0
+    assert whole.memory_bytes > 50 << 20 and 0 <= whole.others <= 1
     batches = micro_batches(draw(256, 0, 40), 128)
     for dtype in ("float32", "bfloat16"):
         with alone(CPU) as mesh:

@@ -17,6 +17,7 @@ from tests.tables import read_table
 from verify.code.sandbox.client import SandboxRefused
 from verify.code.tests import CallTest, StdioTest, language_of, read_tests
 
+pytestmark = pytest.mark.usefixtures("quick_checkers")
 CASES = [
     pytest.param(case, id=case["name"], marks=[pytest.mark.slow] * (case["stage"] == "programs"))
     for case in read_table("curate/decisions")

@@ -147,6 +147,7 @@ def labelled(answer: str, *answers: str | None) -> dict[str, Any]:
     return {"problem": "?", "answer": answer, "samples": msgspec.to_builtins(made)}
 
 
+@pytest.mark.usefixtures("quick_checkers")
 def test_labels_that_a_majority_contradicts_are_dropped(tmp_path):
     half, mixed = r"\frac{1}{2}", ["0.5", r"\frac12", r"\frac{2}{4}", "3"]
     rows = [

@@ -11,6 +11,7 @@ from tests.curate.deciding import reasons_of
 from tests.published import SETS
 from tests.tables import read_table
 
+pytestmark = pytest.mark.usefixtures("quick_checkers")
 FORMATS = read_table("curate/formats")
 CHOICES = "curate/choices"
 

@@ -228,10 +228,13 @@ PLACES = {
 
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (360, True)])
 def test_axe_finds_nothing_at_any_width(visit, width, dark):
+    """In the dark axe looks at an alarm and at the shades of tokens, whose colours are others."""
     page = visit(width=width, height=860 if width > 500 else 740, dark=dark).page
 
     def check(name: str) -> None:
         assert int(page.evaluate("document.documentElement.scrollWidth")) <= width, name
+        if dark and name not in ("crashed", "tokens"):
+            return
         violations = Axe().run(page).response["violations"]
         assert not [(name, one["id"], [node["html"][:160] for node in one["nodes"]][:3]) for one in violations]
 

@@ -165,14 +165,14 @@ def test_a_program_that_raises_keeps_what_it_did():
 
 
 @pytest.mark.parametrize(("code", "told"), [
-    ("x = 2\nwhile True: pass", "took more than 3 s"),
-    ("x = 2\nimport time\ntime.sleep(60)", "took more than 3 s"),
+    ("x = 2\nwhile True: pass", "took more than 1.5 s"),
+    ("x = 2\nimport time\ntime.sleep(60)", "took more than 1.5 s"),
     ("x = 2\nimport os\nos._exit(0)", "it left the interpreter"),
     ("x = 2\nprint('a' * 10 ** 6)", "it printed more than 65536 bytes"),
     ("x = 2\nimport os\nos.kill(os.getpid(), 11)", "stopped"), ("x = '\0'", "NUL"),
 ])  # fmt: skip
 def test_a_program_that_is_stopped_changes_nothing(code, told):
-    _, stopped, after = run("x = 1", code, "x", sandbox={"test_s": 3.0})
+    _, stopped, after = run("x = 1", code, "x", sandbox={"test_s": 1.5})
     text = stopped.messages[0].text
     assert told in text and "What it changed is undone" in text and len(text) < 2200
     assert stopped.info["failed_calls"] == 1.0 and after.messages[0].text == "1\n"

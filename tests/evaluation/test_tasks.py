@@ -11,7 +11,7 @@ from evaluation.settings import EvaluationSettings
 from evaluation.tasks import BENCHMARK_FILES, BenchmarkTask, make_task, read_benchmark
 from shared.errors import DataError
 from shared.jsonl import Row, read_rows
-from tests.evaluation.conftest import figures, prompt_of, records, write_rows
+from tests.evaluation.conftest import evaluate, figures, prompt_of, records, write_rows
 from tests.serve.conftest import Serve
 from verify.verifiers.calls import tool_name
 
@@ -75,24 +75,28 @@ def tasks_of(name: str, data: Path, **settings: Any) -> list[BenchmarkTask]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(540)
-@pytest.mark.parametrize("name", [name for name in BENCHMARK_FILES if name != "ifeval"])
-def test_perfect_is_one_and_always_wrong_is_zero(serve, data_folder, tmp_path, name, request):
-    limit = {"humaneval_cpp": 1, "mgsm": 6}.get(name, 3)
-    tasks = tasks_of(name, data_folder, limit=limit)
-    assert len(tasks) == limit
-    if tasks[0].kind == "program":
-        request.getfixturevalue("sandboxes")  # skips where nothing can be isolated
-    known = solutions(data_folder, name)
-    arguments = ["--data", str(data_folder), "--limit", str(limit)]
-    url = scripted(serve, tasks, lambda task: perfect(task, known[task.problem.id]))
-    right = figures(url, tmp_path / "right", name, *arguments, samples=2)
-    assert right["pass_at"] == {"1": 1, "2": 1} and right["interval"] == [1, 1], records(tmp_path / "right")
-    assert right["majority_at"] == ({"1": 1, "2": 1} if tasks[0].kind == "answer" else None)
-    assert right["problems"] == limit and right["responses"] == 2 * limit and not right["warnings"]
-    assert len(right["languages"]) == (6 if name == "mgsm" else 1)
-    wrong = figures(scripted(serve, tasks, always_wrong), tmp_path / "wrong", name, *arguments)
-    assert wrong["pass_at"] == {"1": 0} and wrong["interval"] == [0, 0]
-    assert wrong["unextracted"] == wrong["ungraded"] == wrong["errors"] == 0
+def test_perfect_is_one_and_always_wrong_is_zero(serve, data_folder, tmp_path, sandboxes):
+    """All benchmarks in one evaluation, since each starts processes that check."""
+    names, limit = [name for name in BENCHMARK_FILES if name != "ifeval"], 1
+    tasks = {name: tasks_of(name, data_folder, limit=limit) for name in names}
+    assert {len(each) for each in tasks.values()} == {limit}
+    known = {name: solutions(data_folder, name) for name in names}
+    arguments = [*names, "--data", str(data_folder), "--limit", str(limit)]
+    answers = {task.prompt: perfect(task, known[name][task.problem.id]) for name in names for task in tasks[name]}
+    every = [task for each in tasks.values() for task in each]
+    url = scripted(serve, every, lambda task: answers[task.prompt])
+    right = evaluate(url, tmp_path / "right", *arguments, "--samples", "2")["benchmarks"]
+    url = scripted(serve, every, always_wrong)
+    wrong = evaluate(url, tmp_path / "wrong", *arguments, "--samples", "1")["benchmarks"]
+    assert right.keys() == wrong.keys() == set(names)
+    for name in names:
+        best, worst, both = right[name], wrong[name], {"1": 1, "2": 1}
+        assert best["pass_at"] == both and best["interval"] == [1, 1], (name, records(tmp_path / "right"))
+        assert best["majority_at"] == (both if tasks[name][0].kind == "answer" else None), name
+        assert best["problems"] == limit and best["responses"] == 2 * limit and not best["warnings"], name
+        assert len(best["languages"]) == 1, name
+        assert worst["pass_at"] == {"1": 0} and worst["interval"] == [0, 0], name
+        assert worst["unextracted"] == worst["ungraded"] == worst["errors"] == 0, name
 
 
 def test_instructions_right_and_wrong(plain, data_folder, tmp_path):

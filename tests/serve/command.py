@@ -42,18 +42,16 @@ ADDRESS = re.compile(r"http://127\.0\.0\.1:([1-9]\d*)")
 
 
 class Command:
-    """`python -m serve` in a process of its own, or another program that listens at a --port and prints where."""
+    """`python -m serve` in a process of its own."""
 
     def __init__(
-        self, model: Path, log: Path, name: str = "tiny", dtype: str = "float32", settings: Sequence[str] = (),
-        program: Sequence[str] = (), **variables: str,
-    ):  # fmt: skip
+        self, model: Path, log: Path, name: str = "tiny", dtype: str = "float32", settings: Sequence[str] = ()
+    ):
         self.log, self.model = log, model
-        program = program or ["serve", "--model", str(model), "--cache-bytes", str(64 << 20), "--dtype", dtype,
-                              "--name", name, *settings]  # fmt: skip
         self.temporary = Path(tempfile.mkdtemp())
-        environment = {**os.environ, "PYTHONPATH": str(Path.cwd()), "TMPDIR": str(self.temporary), **variables}
-        command = [sys.executable, "-m", *program, "--port", "0"]
+        environment = {**os.environ, "PYTHONPATH": str(Path.cwd()), "TMPDIR": str(self.temporary)}
+        command = [sys.executable, "-m", "serve", "--model", str(model), "--cache-bytes", str(64 << 20), "--port", "0",
+                   "--dtype", dtype, "--name", name, *settings]  # fmt: skip
         self.process = subprocess.Popen(
             command, stdout=log.open("w"), stderr=subprocess.STDOUT, env=environment, start_new_session=True
         )

@@ -95,7 +95,7 @@ class Scene:
 
     def begin(self, prompt: list[int], **body: Any) -> Future[httpx.Response]:
         """Ask for a completion in a thread."""
-        values = {"prompt": prompt, "max_tokens": 400, "temperature": 0, "logprobs": 1, **body}
+        values = {"prompt": prompt, "max_tokens": 150, "temperature": 0, "logprobs": 1, **body}
         return self.pool.submit(httpx.post, f"{self.url}/v1/completions", json=values, timeout=300)
 
     def ask(self, prompt: list[int], **body: Any) -> httpx.Response:
@@ -155,7 +155,7 @@ def test_a_request_that_kills_its_engine_ends_alone(scene):
     killer = scene.ask([DEADLY, 5])
     assert error_of(killer) == (500, "engine_killed") and killer.headers["x-should-retry"] == "false"
     assert [tokens_of(each.result()) for each in others] == calm, "the others have the tokens of a calm run"
-    assert len(tokens_of(drawn.result())) == 400
+    assert len(tokens_of(drawn.result())) == 150
     eventually(scene.calm_again, 200)
     assert 2 <= scene.engine.deaths == scene.server.restarts <= 3
     killer, other = scene.ask([DEADLY, 5]), scene.ask([5, 6], max_tokens=60)

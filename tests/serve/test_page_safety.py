@@ -55,7 +55,7 @@ RICH = (
 )
 STEPS = "\n\n".join(
     f"Step {number}: there are {number} apples in the basket, and we add two more of them, so $x_{{{number}}} = "
-    f"\\frac{{{number}}}{{2}}$ is known." for number in range(1, 20)
+    f"\\frac{{{number}}}{{2}}$ is known." for number in range(1, 10)
 )  # fmt: skip
 BROKEN = r"Sums \(\frac{1}{2\) and $\unknowncommand{x} + 1$, but $x_1$; $$\begin{align} a &= \left( b \end{align}$$"
 
@@ -121,24 +121,21 @@ def test_a_long_block_is_drawn_in_few_frames_and_is_all_there_in_the_end(serve, 
 
 @pytest.mark.parametrize(("width", "dark"), [(1100, False), (320, True)])
 def test_axe_finds_nothing_serious(serve, browser, width, dark):
-    served = serve(RICH, token_s=0.004, reasoning_language="de")
+    served = serve(RICH, reasoning_language="de")
     with Visitor(browser, served, width=width, dark=dark) as visitor:
         page = visitor.page
         look(page, width)
-        visitor.ask()
-        expect(page.locator(".reasoning .prose")).to_contain_text("There")
-        look(page, width)
         page.get_by_label("Thinks in").select_option("de")
+        visitor.ask()
         visitor.wait_for_end()
         expect(page.locator(".answer")).to_contain_text("schöne rote")
         page.locator(".reasoning summary").click()
         page.locator(".badge summary").click()
-        look(page, width)
         served.server.ready = False
         visitor.ask("again")
         expect(page.locator(".error")).to_be_visible()
-        look(page, width)
         page.get_by_role("button", name="Edit").first.click()
+        look(page, width)
         page.get_by_role("button", name="Settings").click()
         look(page, width)
 
@@ -155,7 +152,7 @@ def test_reasoning_on_a_phone(serve, browser):
 
         visitor.ask()
         prose, window = page.locator(".reasoning .prose"), page.locator(".reasoning .window")
-        expect(prose).to_contain_text("Step 12")
+        expect(prose).to_contain_text("Step 5")
         served.engine.token_s = 0.5  # all but still
         look(page, 360)
         composer, dock, frame = box("#composer"), box("#dock"), box(".reasoning .window")
@@ -172,11 +169,10 @@ def test_reasoning_on_a_phone(serve, browser):
         assert window.evaluate("w => w.scrollHeight - w.scrollTop - w.clientHeight") <= 40
         window.evaluate("w => { w.scrollTop = 0; }")
         served.engine.token_s = 0.002
-        expect(prose).to_contain_text("Step 14")
+        expect(prose).to_contain_text("Step 7")
         assert window.evaluate("w => w.scrollTop") < 40, "who reads the first ones is left alone"
         served.engine.token_s = 0
         visitor.wait_for_end()
-        look(page, 360)
         page.locator(".reasoning summary").click()
         expect(prose).to_be_visible()
         assert window.evaluate("w => w.scrollHeight - w.clientHeight") <= 1, "opened later it is whole"

@@ -1,5 +1,5 @@
 """Every parameter of OpenAI's and vLLM's APIs stands in docs/parameters.md, as accepted or as refused by name; and what
-is refused, of all endpoints (bodies.jsonl). What accepted ones do is tested with a real engine, in test_effects.py.
+is refused, of all endpoints (bodies.jsonl). What accepted ones do is tested with a real engine, in test_vllm.py.
 """
 
 import re

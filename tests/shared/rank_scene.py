@@ -1,4 +1,5 @@
-"""A controller or a trainer for test_watchdog.py, over real sockets: `rank_scene.py RANK FOLDER HEARTBEAT_S`."""
+"""A controller and a trainer for test_watchdog.py, over real sockets: `rank_scene.py HEARTBEAT_S` reads folders, forks
+both ranks for each, and prints their process ids and, when they have ended, their exit codes."""
 
 import asyncio
 import os
@@ -45,8 +46,10 @@ async def controller(role: Role, heartbeat_s: float) -> None:
         await asyncio.sleep(0.1)
 
 
-if __name__ == "__main__":
-    rank, folder, heartbeat_s = int(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
+def run(rank: int, folder: Path, heartbeat_s: float) -> None:
+    output = os.open(folder / f"rank{rank}.out", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     watchdog.die_with_parent()
     watchdog.open_stacks(folder, f"rank{rank}")
     store, device = dist.FileStore(str(folder / "store"), -1), torch.device("cpu")
@@ -57,3 +60,15 @@ if __name__ == "__main__":
         TrainerLink(role).serve(Doubler())
     else:
         asyncio.run(controller(role, heartbeat_s))
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        pids: list[int] = []
+        while len(pids) < 2:
+            if (pid := os.fork()) == 0:
+                run(len(pids), Path(line.strip()), float(sys.argv[1]))
+                os._exit(0)
+            pids.append(pid)
+        print(*pids, flush=True)
+        print(*(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids), flush=True)

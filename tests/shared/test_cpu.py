@@ -55,14 +55,14 @@ def test_this_machine_says_what_its_kernel_says():
 
 
 def faults_of_allocating_again() -> list[int]:
-    """Pages that were touched for the first time in the second half of 16 rounds that allocate and free 100 MB; then
+    """Pages that were touched for the first time in the second half of 16 rounds that allocate and free 40 MB; then
     the same where freed memory is kept."""
     faults = []
     for prepare in (lambda: None, processor.keep_freed_memory):
         prepare()
         counts = []
         for _ in range(16):
-            torch.empty(25_000_000).zero_()
+            torch.empty(10_000_000).zero_()
             counts.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
         faults.append(counts[-1] - counts[7])
     return faults

@@ -45,7 +45,7 @@ def test_what_others_put_among_the_temporary_files_is_no_cache_of_torch(tmp_path
     assert done.stdout == (str(tmp_path / place) if place else "")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_planted_link_ends_no_import_of_torch(tmp_path):
     (tmp_path / f"torchinductor_{getpass.getuser()}").symlink_to("/none/of/that")
     environment = {**os.environ, "PYTHONPATH": ROOT, "TMPDIR": str(tmp_path)}

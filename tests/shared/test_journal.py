@@ -51,7 +51,7 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(st.lists(VALUES))
 def test_rows_come_back_as_they_were(tmp_path_factory, values):
     folder = tmp_path_factory.mktemp("rows")

@@ -1,10 +1,12 @@
 """Two real processes: a frozen one is noticed, named, shown with its stack, and killed."""
 
+import functools
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -20,53 +22,75 @@ from shared.launch.sockets import refused
 from tests.process import ENVIRONMENT, started, until
 
 SCENE = Path(__file__).with_name("rank_scene.py")
-HEARTBEAT_S = 10.0  # well above what importing takes on a busy machine
+HEARTBEAT_S = 6.0
 GUARD_S = 300
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-@pytest.fixture
-def scene(tmp_path):
+@pytest.fixture(scope="module")
+def launcher():
+    """A process that has imported what ranks need, and forks them."""
+    command = [sys.executable, str(SCENE), str(HEARTBEAT_S)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    yield process
+    process.communicate()
+
+
+class Scene:
     """A controller and a trainer, once they have met."""
-    ranks = [
-        subprocess.Popen([sys.executable, str(SCENE), str(rank), str(tmp_path), str(HEARTBEAT_S)],
-                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
-        for rank in (0, 1)
-    ]  # fmt: skip
-    assert [ranks[0].stdout.readline() for _ in range(2)] == ["norm 1.0\n", "ready\n"]
-    yield ranks
-    for process in ranks:
-        process.kill()
-        process.communicate()
+
+    def __init__(self, launcher: subprocess.Popen[str], folder: Path) -> None:
+        self.launcher, self.folder = launcher, folder
+        launcher.stdin.write(f"{folder}\n")
+        launcher.stdin.flush()
+        self.pids = [int(pid) for pid in launcher.stdout.readline().split()]
+        until(lambda: self.printed(0) == "norm 1.0\nready\n")
+
+    def printed(self, rank: int) -> str:
+        file = self.folder / f"rank{rank}.out"
+        return file.read_text() if file.exists() else ""
+
+    @functools.cached_property
+    def codes(self) -> list[int]:
+        """Exit codes of both, once they have ended."""
+        return [int(code) for code in self.launcher.stdout.readline().split()]
+
+
+@pytest.fixture
+def scene(launcher, tmp_path):
+    scene = Scene(launcher, tmp_path)
+    yield scene
+    if "codes" not in vars(scene):
+        for rank in psutil.Process(launcher.pid).children():
+            with suppress(psutil.NoSuchProcess):
+                rank.kill()
+        assert len(scene.codes) == 2
 
 
 @pytest.mark.parametrize(("frozen", "named"), [(1, "trainer rank 1"), (0, "controller (rank 0)")])
 def test_a_frozen_rank_is_named_shown_and_killed(scene, tmp_path, frozen, named):
-    scene[frozen].send_signal(signal.SIGSTOP)
-    _, printed = scene[1 - frozen].communicate(timeout=GUARD_S)
-    assert scene[1 - frozen].returncode == 1
+    os.kill(scene.pids[frozen], signal.SIGSTOP)
+    assert (scene.codes[frozen], scene.codes[1 - frozen]) == (-signal.SIGKILL, 1)
+    printed = scene.printed(1 - frozen)
     assert named in printed and "phase" in printed and "stacks of all processes" in printed
     assert "waiting for the controller" in printed
-    scene[frozen].wait(timeout=GUARD_S)
     for rank in (0, 1):
         assert "Thread" in (tmp_path / f"rank{rank}.txt").read_text(), "every process wrote its stacks"
 
 
 def test_the_controller_reads_of_requests_and_deaths_long_before_a_heart_is_missed(scene, tmp_path):
     """The parent of a node's ranks appends lines to a file that the controller makes."""
-    scene[1].send_signal(signal.SIGTERM)
-    assert scene[0].stdout.readline().startswith("asked SIGTERM trainer 0 (rank 1, pid")
-    assert scene[1].poll() is None
+    os.kill(scene.pids[1], signal.SIGTERM)
+    until(lambda: "\nasked SIGTERM trainer 0 (rank 1, pid" in scene.printed(0))
     reports = tmp_path / deaths.deaths_file(0)
     assert reports.read_text() == ""
     with reports.open("a") as file:
         file.write('[1, "trainer 0 was')
         file.flush()
         time.sleep(1.2)  # half a line is no report
-        assert scene[0].poll() is None
+        assert not {psutil.STATUS_ZOMBIE} & {psutil.Process(pid).status() for pid in scene.pids}
         file.write(' killed"]\n[1, "again"]\n')
-    _, printed = scene[0].communicate(timeout=GUARD_S)
-    assert printed.splitlines()[-1] == "trainer 0 was killed"
+    until(lambda: scene.printed(0).endswith("trainer 0 was killed\n"))
 
 
 VICTIM = """

@@ -18,6 +18,7 @@ from shared.errors import RunError
 from shared.types import Verdict
 from tests.asynchronous import asynchronous
 from tests.verify.hostile import hostile, written
+from tests.verify.quick_start import QuickStart
 from verify import answer_checker
 from verify.answer_checker import AnswerChecker, check_answer
 from verify.checker_process import CheckerProcess
@@ -43,10 +44,12 @@ async def settle(checker: AnswerChecker) -> None:
 
 @pytest.fixture(scope="module")
 def shared():
-    """A checker of one worker and the loop that it lives in: SymPy takes seconds to load."""
-    with asyncio.Runner() as runner:
+    """A checker of one worker, whose many processes start quickly, and the loop that it lives in."""
+    with asyncio.Runner() as runner, pytest.MonkeyPatch.context() as patch:
         checker = AnswerChecker(1, HANGS_S)
+        patch.setattr(answer_checker, "CheckerProcess", QuickStart)
         runner.run(checker.start())
+        patch.undo()
         yield runner, checker
         runner.run(checker.close())
 
@@ -138,6 +141,7 @@ async def test_worker_is_recycled_after_so_many_requests_or_bytes(checker):
         assert checker.counts["recycled"] == times
 
 
+@pytest.mark.usefixtures("quick_checkers")
 @asynchronous
 async def test_hostile_answers_are_answered_and_the_loop_goes_on_while_a_verdict_times_out():
     """Each within the deadline, the workers alive, memory flat."""
@@ -145,6 +149,7 @@ async def test_hostile_answers_are_answered_and_the_loop_goes_on_while_a_verdict
         slow = asyncio.ensure_future(checker.check(*SLOW_PAIR))
         await settle(checker)
         assert await slow is Verdict.TIMEOUT
+        checker.deadline_s = answer_checker.DEADLINE_S
         before = psutil.Process().memory_info().rss
         pairs = [(truth, answer, False) for answer in written("worker") for truth in ("7", "x^2+1")]
         for ground_truth, answer, maybe in [*pairs, *((*pair, True) for pair in hostile(400))]:
@@ -157,6 +162,7 @@ async def test_hostile_answers_are_answered_and_the_loop_goes_on_while_a_verdict
         assert all(psutil.Process(pid).memory_info().rss < 400 << 20 for pid in checker.pids)
 
 
+@pytest.mark.usefixtures("quick_checkers")
 def test_blocking_entry_works_from_other_threads(monkeypatch):
     monkeypatch.setattr(answer_checker, "BLOCKING_DEADLINE_S", 120.0)  # on a busy machine an easy sum may take seconds
     monkeypatch.setattr(answer_checker, "_background", None)
@@ -167,11 +173,12 @@ def test_blocking_entry_works_from_other_threads(monkeypatch):
     assert verdicts == [Verdict.CORRECT, Verdict.WRONG, Verdict.WRONG]
 
 
+@pytest.mark.usefixtures("quick_checkers")
 def test_close_during_a_request_ends_everything():
     before, descriptors = children(), len(os.listdir("/proc/self/fd"))
 
     async def work() -> None:
-        checker = AnswerChecker(workers=2, deadline_s=3600)
+        checker = AnswerChecker(workers=1, deadline_s=3600)
         await checker.start()
         await settle(checker)
         task = asyncio.ensure_future(checker.check(*SLOW_PAIR))

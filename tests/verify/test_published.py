@@ -47,6 +47,7 @@ def test_the_launch_says_which_reader_read_the_file(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("quick_checkers")
 def test_the_right_solution_of_each_set_is_paid_and_a_wrong_one_is_not(tmp_path):
     chosen = [(name, each) for name in sorted(SETS) for each in SETS[name][2:4]]
     asked = [each.row | {"response": response} for _, each in chosen for response in (each.right, each.wrong)]

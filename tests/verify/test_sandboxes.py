@@ -37,7 +37,7 @@ TWICE = [StdioTest("3\n", "6\n"), StdioTest("-1\n", "-2\n")]
 
 @pytest.fixture
 def pool(request):
-    made = opened(**getattr(request, "param", {}))
+    made = opened(shared_folder=cpp.cache_folder(), **getattr(request, "param", {}))
     yield made
     made.close()
 

@@ -33,7 +33,8 @@ tasks.mkdir()
 found = lm_eval.simple_evaluate(
     model="local-completions",
     model_args=f"model=tiny,base_url={url}/v1/completions,max_retries=1",
-    tasks=["choices"], task_manager=TaskManager(include_path=str(tasks)), bootstrap_iters=0, batch_size=4,
+    tasks=["choices"], task_manager=TaskManager(include_path=str(tasks), include_defaults=False),  # not its own 14,000
+    bootstrap_iters=0, batch_size=4,
 )  # fmt: skip
 samples = sorted(found["samples"]["choices"], key=lambda sample: sample["doc_id"])
 print(json.dumps({
