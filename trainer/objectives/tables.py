@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from shared.section import Section
-from shared.settings_file import literal, type_name
+from shared.settings_file import literal, peer_settings, type_name
 
 
 def tables_of(annotation: Any) -> list[type[Section]]:
@@ -87,6 +87,8 @@ def unknown(kind: type[Section], name: str, path: Sequence[str], value: Any, oth
     if moved := [inner for flat, inner in names.items() if len(path) == 1 and flat.endswith(f"_{path[0]}")]:
         table = moved[0].rpartition(".")[0]
         return f"{setting} is objective.{moved[0]} now: [objective.{table}] has {describe_tables(known[table])}"
+    if len(path) == 1 and (here := peer_settings()["settings"].get(path[0])):
+        return f"unknown setting {setting}: that is {here} here"
     if any(".".join(path) in nested(other) for other in others):
         return f'{setting} = {literal(value)} has no effect with objective.name = "{name}": remove it'
     near = difflib.get_close_matches(".".join(path), known, n=1)
