@@ -340,23 +340,24 @@ def literal(value: Any) -> str:
     return repr(value)
 
 
-def to_toml(config: Config) -> str:
-    """Return the resolved settings as TOML with their meanings as comments; loading it gives the same Config."""
-    lines = ["# every setting of this run, defaults included"]
+def to_toml(config: Config, changed: bool = False) -> str:
+    """Return the resolved settings as TOML with their meanings as comments; loading it gives the same Config. changed:
+    leave out meanings, and settings that are the default."""
+    lines = [] if changed else ["# every setting of this run, defaults included"]
     section = ""
     for key, field in SETTINGS.items():
-        if key in SECTIONS:
+        value: Any = config
+        for word in key.split("."):
+            value = getattr(value, word)
+        if key in SECTIONS or (changed and value == field.get_default(call_default_factory=True)):
             continue
         heading, _, name = key.rpartition(".")
         if heading != section:
             section = heading
             lines.append(f"\n[{section}]")
-        value: Any = config
-        for word in key.split("."):
-            value = getattr(value, word)
         written = f"# {name} is not set" if value is None else f"{name} = {literal(value)}"
-        lines += [f"# {meaning(field)}", written]
-    lines += ["\n[objective]", f"# {meaning(SETTINGS['objective'])}"]
+        lines += [*[f"# {meaning(field)}"] * (not changed), written]
+    lines += ["\n[objective]", *[f"# {meaning(SETTINGS['objective'])}"] * (not changed)]
     lines += [f"{name} = {literal(value)}" for name, value in config.objective.items()]
     return "\n".join(lines) + "\n"
 
