@@ -104,6 +104,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes longest comes first, so that no process is left with it at the end; `gpu` tests need a GPU, and `soak`
     tests run only with --soak, which also runs all cases of `sampled` ones."""
+    refuse_changing_ids(items)
     soak, seed = config.getoption("--soak"), config.getoption("randomly_seed", 0)
     if soak:
         chosen = [item for item in items if item.get_closest_marker("soak") or item.get_closest_marker("sampled")]
@@ -118,6 +119,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (item.path not in launches, item.path not in slow))
     skip_without_gpu(items)
+
+
+def refuse_changing_ids(items: list[pytest.Item]) -> None:
+    """An id with a set or an address in it differs from process to process, and xdist would not start."""
+    for item in items:
+        values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        sets = [str(value) for value in values if isinstance(value, (set, frozenset)) and len(value) > 1]
+        if " at 0x" in item.nodeid or any(text in item.nodeid for text in sets):
+            raise pytest.UsageError(f"{item.nodeid}: this id changes from process to process: give ids=[...]")
 
 
 def pytest_collection_finish() -> None:

@@ -92,7 +92,7 @@ def test_the_page_of_an_oversight_evaluation_says_kills_and_bias(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("left_out", [{"70b", "405b"}, pytest.param(set(), marks=pytest.mark.soak)], ids=str)
+@pytest.mark.parametrize("left_out", [{"70b", "405b"}, pytest.param(set(), marks=pytest.mark.soak)], ids=["few", "all"])
 def test_the_page_of_what_can_be_trained_is_what_the_code_computes(root, monkeypatch, left_out):
     """The largest models take most of the time."""
     text = (root / "docs" / "plan.md").read_text(encoding="utf-8")
