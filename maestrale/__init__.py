@@ -1,10 +1,14 @@
 """What your own programs import: `from maestrale import Session, reward, verifier, environment, publish`.
 
-A name is imported when it is asked for, so the process of a reward loads no torch.
+A name is imported when it is asked for, so the process of a reward loads no torch. Once this package is imported,
+`shared`, `trainer` and so on are ours, also where your folder has a file or folder of that name.
 """
 
+import sys
 from importlib import import_module
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,6 +38,42 @@ try:
     __version__ = version("maestrale")
 except PackageNotFoundError:  # a checkout that nothing has installed
     __version__ = "unknown"
+
+
+HOME = str(Path(__file__).resolve().parents[1])
+"""the checkout or the folder of the installation"""
+ROOMS = (
+    *("shared", "verify", "environments", "rollout", "trainer", "serve", "dashboard", "evaluation", "oversight"),
+    *("curate", "lab", "examples"),
+)
+"""our packages at the top"""
+
+
+class RoomFinder:
+    """Finds our packages before those of the same name in the working folder."""
+
+    @staticmethod
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """The place of one of our packages; None for anything else."""
+        return PathFinder.find_spec(name, [HOME]) if name in ROOMS and path is None else None
+
+
+def come_first() -> None:
+    """Let our packages be found first, and say in one line which of the working folder they hide. Raises ImportError
+    where another package of such a name is imported already."""
+    taken = [name for name in ROOMS if HOME not in str(getattr(sys.modules.get(name), "__path__", HOME))]
+    if taken:
+        raise ImportError(
+            f"{', '.join(taken)} is a package of maestrale, too: import maestrale before yours, or rename it"
+        )
+    folder = Path.cwd()
+    names = [f"{name}{end}" for name in ROOMS for end in (".py", "/") if (folder / f"{name}{end}").exists()]
+    if names and not folder.samefile(HOME):
+        print(f"maestrale: its own packages hide {', '.join(names)} of this folder", file=sys.stderr)  # noqa: T201
+    sys.meta_path.insert(0, RoomFinder)
+
+
+come_first()
 
 
 def __getattr__(name: str) -> Any:

@@ -8,10 +8,11 @@ import difflib
 import os
 import runpy
 import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import maestrale
+from shared.child_process import python_path
+from shared.errors import run_command
 
 
 class Command(NamedTuple):
@@ -49,17 +50,13 @@ def usage() -> str:
     ])  # fmt: skip
 
 
-def ignore_working_folder() -> None:
-    """Take the working folder off the path of modules where it would hide one of ours, and say so in one line."""
-    here, home = Path.cwd(), Path(maestrale.__file__).resolve().parents[1]
-    os.environ["PYTHONSAFEPATH"] = "1"  # for the processes that this one starts
-    if "site-packages" not in home.parts:
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(home), os.environ.get("PYTHONPATH", ""))))
-    sys.path[:] = [str(home), *(entry for entry in sys.path if Path(entry or ".").resolve() not in (here, home))]
-
-
 def main() -> int:
-    """Run a command; returns its exit code. 2: there is no such command."""
+    """Run a command; returns its exit code. 2: there is no such command, or a package is missing that it needs."""
+    return run_command(run)
+
+
+def run() -> int:
+    """`main` without the handling of errors."""
     name, rest = (sys.argv[1], sys.argv[2:]) if len(sys.argv) > 1 else ("--help", [])
     if name in ("--help", "-h", "help"):
         print(usage())
@@ -72,10 +69,21 @@ def main() -> int:
         hint = f"did you mean '{near[0]}'?" if near else f"expected one of {', '.join(COMMANDS)}"
         print(f"error: '{name}' is no command of maestrale: {hint}", file=sys.stderr)
         return 2
-    ignore_working_folder()
+    os.environ.update(python_path())
     command = COMMANDS[name]
     sys.argv[1:] = [*command.first, *rest]
-    runpy.run_module(command.module, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(command.module, run_name="__main__", alter_sys=True)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in maestrale.ROOMS:
+            raise
+        extra = "evaluation" if package in ("numpy", "scipy", "datasketch") else "cpu] or .[cuda"
+        print(
+            f"error: maestrale {name} needs {package}, which the base installation leaves out: install the checkout "
+            f"with .[{extra}] (docs/install.md)", file=sys.stderr,
+        )  # fmt: skip
+        return 2
     return 0
 
 
