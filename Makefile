@@ -24,12 +24,13 @@ RUN_ENV := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} GLIBC_TUNABLES=glibc.malloc.hu
 LOCKED ?=
 NEWEST ?= $(shell date -u -d '14 days ago' +%Y-%m-%dT00:00:00Z)
 
-.PHONY: help train recipe test soak check mutants sizes site bench gpu-check gpu-wheels page lock audit install install-dev install-clients install-environments install-peers smollm2 clean
+.PHONY: help train recipe test soak check wheel mutants sizes site bench gpu-check gpu-wheels page lock audit install install-dev install-clients install-environments install-peers smollm2 clean
 help:
 	@echo 'make train     set up and train the quickstart model (CONFIG=..., ARGS="--steps=10"), on GPUs where there are any'
 	@echo 'make test      set up and run the tests (ARGS=--quick: a minute and a half; WORKERS=3)'
 	@echo 'make soak      the acceptance tests that take many minutes: kills, damages, attacks (ARGS="-k checkpoint")'
 	@echo 'make check     ruff (rules and format), mypy, and a count of the words that are left to replace'
+	@echo 'make wheel     build the wheel, and use it from another folder, in an environment that has nothing else'
 	@echo 'make mutants   plant faults in the product and see whether the tests find them; writes docs/results/mutants.md'
 	@echo 'make sizes     lines, files, public names and settings by room, with their ceilings'
 	@echo 'make site      build the documentation site into build/site; a broken link or anchor is an error'
@@ -69,6 +70,9 @@ check: install-dev
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/python -m tests.words
+
+wheel: install-dev
+	$(RUN_ENV) $(VENV)/bin/python -m pytest --soak -n 0 -s tests/test_wheel.py
 
 mutants: install-dev
 	$(RUN_ENV) $(VENV)/bin/python -m tests.mutants $(ARGS)

@@ -296,4 +296,9 @@ class RunFolders:
         settings = {name: self.find(name).settings() for name in names}
         keys = sorted({key for found in settings.values() for key in found} - {"name", "runs_dir"})
         table = {key: {name: found.get(key) for name, found in settings.items()} for key in keys}
-        return {key: row for key, row in table.items() if len({repr(value) for value in row.values()}) > 1}
+        return {key: row for key, row in table.items() if len({spelled(value) for value in row.values()}) > 1}
+
+
+def spelled(value: Any) -> str:
+    """A value as text that is equal for equal values: 300 and 300.0 are one."""
+    return repr(float(value) if type(value) is int else value)

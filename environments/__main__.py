@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from environments.environment import ENVIRONMENTS, Environment, load_ready
-from shared.errors import ConfigError, print_error
+from shared.errors import ConfigError, print_error, run_command
 from shared.settings_file import literal, meaning, type_name
 from shared.user_file import run_file
 
@@ -45,4 +45,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_command(lambda: main(sys.argv[1:])))

@@ -33,7 +33,8 @@ class ServerSettings(BaseSettings):
     )  # fmt: skip
 
     model: str = ""
-    """folder of the model (safetensors), e.g. runs/quickstart/latest"""
+    """folder of the model (safetensors), or of a run, whose newest export is taken, e.g. runs/quickstart; `--model` may
+    be left out where it is the first word"""
     name: str = ""
     """how clients call it; empty for the name of the run or folder"""
     adapter: list[str] = []
@@ -106,6 +107,17 @@ class ServerSettings(BaseSettings):
         refuse_server_tools(values)
         return values
 
+    @field_validator("model")
+    @classmethod
+    def take_run(cls, value: str) -> str:
+        """Take the newest export of a run's folder. Raises ValueError where it has none."""
+        folder = Path(value)
+        if not value or (folder / "config.json").exists() or not (folder / "config.toml").is_file():
+            return value
+        if not (folder / "latest").is_dir():
+            raise ValueError(f"{value} is the folder of a run that has exported no model: train it to its end first")
+        return str(folder / "latest")
+
     @field_validator("origins")
     @classmethod
     def read_origins(cls, value: str) -> str:
@@ -154,6 +166,8 @@ def load(arguments: list[str] | None = None, **values: Any) -> ServerSettings:
         raise ConfigError(f"{FILE_VARIABLE} = {path}: there is no such file")
     refuse_server_tools(name[len(PREFIX) :] for name in os.environ if name.upper().startswith(PREFIX))
     refuse_server_tools(text[2:].partition("=")[0] for text in arguments or [] if text.startswith("--"))
+    if arguments and not arguments[0].startswith("-"):
+        arguments = ["--model", *arguments]
     try:
         if arguments is None:
             return ServerSettings(**values)

@@ -92,7 +92,7 @@ class Child:
         (`deaths.LOWER`)."""
         self.served, self.who, self.then, self.files = served, who, then, list(files)
         self.supervise, self.memory_kind, self.on_event, self.on_end = supervise, memory_kind, on_event, on_end
-        self.environment = dict(os.environ if environment is None else environment) | {"PYTHONPATH": python_path()}
+        self.environment = dict(os.environ if environment is None else environment) | python_path()
         self.process: asyncio.subprocess.Process | None = None
         self.generation = 0
         """how often it was started"""
@@ -293,9 +293,11 @@ class Child:
             await asyncio.wait([self._reading])  # a caller that is cancelled leaves it to its end
 
 
-def python_path() -> str:
-    """Return the PYTHONPATH of a child process: this project, then what is set."""
-    return os.pathsep.join([str(Path(__file__).resolve().parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+def python_path() -> dict[str, str]:
+    """The variables by which a child process finds this project first, then what is set, then the working folder."""
+    folders = [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", ""), os.getcwd()]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, folders)), "PYTHONSAFEPATH": "1"}
+
 
 
 def kill_group(pid: int) -> None:

@@ -21,6 +21,7 @@ Messages say what happened, the value, and the setting to change.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 
@@ -124,11 +125,14 @@ def run_command(command: Callable[[], int], stopped: str = "stopped") -> int:
     printed. stopped: what is printed after Ctrl-C."""
     clean_logs()
     try:
-        return command()
+        code = command()
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         sys.stderr.write(f"{stopped}\n")
         return 130
-    except BrokenPipeError:
+    except BrokenPipeError:  # as of `... | head`; Python writes what is left once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (MaestraleError, OSError) as error:
         return print_error(error)

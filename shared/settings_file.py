@@ -9,6 +9,7 @@ known one, in whatever section that is. Does not import torch.
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import re
 import tomllib
@@ -28,6 +29,8 @@ from shared.errors import ConfigError
 from shared.json_reader import DEEP
 from shared.sections import Stage
 
+HOME = Path(__file__).resolve().parents[1]
+"""folder of the checkout or installation; examples/ lies there"""
 Table = dict[str, Any]
 Complaints = Callable[[Config], Iterator[str]]
 ACCEPT_CHANGES = "--accept-changes"
@@ -65,16 +68,35 @@ def load(
     complaints: Complaints | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Config:
-    """Read `path` (TOML), apply overrides (["--rollout.temperature=0.6", "--seed", "1"]), check everything.
+    """Read the file of `settings_path` (TOML), apply overrides (["--steps=3", "--seed", "1"]), check everything.
 
     complaints: yields further mistakes, those of sections that others read. environment: variables of which those that
     begin with VARIABLES count too, before the overrides.
 
     Raises ConfigError that lists all mistakes, one line each.
     """
-    table = read_toml(Path(path))
+    path = settings_path(str(path))
+    table = read_toml(path)
+    if path.is_relative_to(HOME / "examples"):
+        table = from_home(table)
     origin = put_all(table, [*read_environment(environment or {}), *read_overrides(overrides)])
     return check(table, str(path), origin, complaints)
+
+
+def settings_path(name: str) -> Path:
+    """The settings file of a name: a path, or where there is none one of examples/ ("quickstart"), also when it is
+    asked for outside a checkout."""
+    ready = HOME / "examples" / name / "settings.toml"
+    return ready if re.fullmatch(r"\w+", name) and not Path(name).exists() and ready.is_file() else Path(name)
+
+
+def from_home(value: Any) -> Any:
+    """A table of a file of examples/, in which paths that begin with examples/ are those of the installation."""
+    if isinstance(value, dict):
+        return {key: from_home(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [from_home(inner) for inner in value]
+    return str(HOME / value) if isinstance(value, str) and value.startswith("examples/") else value
 
 
 def check(table: Table, path: str, origin: dict[str, str], complaints: Complaints | None = None) -> Config:
@@ -214,30 +236,26 @@ def explain(error: ErrorDetails, path: str, origin: dict[str, str]) -> list[str]
     return [f"{where}: {key} {relation} {given}: must be {type_name(SETTINGS[key])}"]
 
 
-BY_DESIGN = {
-    # until the kept set of every token is replayed in the trainer, its log-probs are of another distribution
-    "rollout.top_p": "training samples from the whole distribution, since a truncated one biases the importance ratio",
-    "rollout.top_k": "training samples from the whole distribution, since a truncated one biases the importance ratio",
-    "optimiser.beta1": "AdamW has betas 0.9 and 0.95 (trainer/step/optimiser.py)",
-    "optimiser.beta2": "AdamW has betas 0.9 and 0.95 (trainer/step/optimiser.py)",
-    "optimiser.epsilon": "AdamW has epsilon 1e-8 (trainer/step/optimiser.py)",
-}
-"""a setting of other projects -> its counterpart here"""
+@functools.cache
+def peer_settings() -> dict[str, dict[str, str]]:
+    """What settings and objectives of other projects are here."""
+    return tomllib.loads(Path(__file__).with_name("peer_settings.toml").read_text(encoding="utf-8"))
 
 
 def suggestion(key: str) -> str:
     """Return "; did you mean ...?" with the nearest setting or section, or where to look when nothing is near."""
-    if key in BY_DESIGN:
-        return f": {BY_DESIGN[key]}. Remove it"
+    peers, last = peer_settings(), key.rpartition(".")[2]
+    if why := peers["refused"].get(key):
+        return f": {why}. Remove it"
+    if last in peers["settings"]:
+        return f": that is {peers['settings'][last]} here"
 
     def likeness(candidate: str) -> float:
         whole = difflib.SequenceMatcher(None, key, candidate).ratio()
-        given, name = key.rpartition(".")[2], candidate.rpartition(".")[2]
-        initials = "".join(word[0] for word in name.split("_"))  # lr is learning_rate
-        last = 1.0 if len(given) > 1 and given == initials else difflib.SequenceMatcher(None, given, name).ratio()
-        return max(whole, last) + 0.01 * whole  # the right name in the wrong section counts; the section breaks ties
+        named = difflib.SequenceMatcher(None, last, candidate.rpartition(".")[2]).ratio()
+        return max(whole, named) + 0.01 * whole  # the right name in the wrong section counts; the section breaks ties
 
-    same = [candidate for candidate in SETTINGS if candidate.rpartition(".")[2] == key.rpartition(".")[2]]
+    same = [candidate for candidate in SETTINGS if candidate.rpartition(".")[2] == last]
     near = same or [max([*SETTINGS, *sorted(SECTIONS)], key=likeness)]
     if likeness(near[0]) < 0.6:
         return "; python -m trainer --help lists all settings"
@@ -322,23 +340,24 @@ def literal(value: Any) -> str:
     return repr(value)
 
 
-def to_toml(config: Config) -> str:
-    """Return the resolved settings as TOML with their meanings as comments; loading it gives the same Config."""
-    lines = ["# every setting of this run, defaults included"]
+def to_toml(config: Config, changed: bool = False) -> str:
+    """Return the resolved settings as TOML with their meanings as comments; loading it gives the same Config. changed:
+    leave out meanings, and settings that are the default."""
+    lines = [] if changed else ["# every setting of this run, defaults included"]
     section = ""
     for key, field in SETTINGS.items():
-        if key in SECTIONS:
+        value: Any = config
+        for word in key.split("."):
+            value = getattr(value, word)
+        if key in SECTIONS or (changed and value == field.get_default(call_default_factory=True)):
             continue
         heading, _, name = key.rpartition(".")
         if heading != section:
             section = heading
             lines.append(f"\n[{section}]")
-        value: Any = config
-        for word in key.split("."):
-            value = getattr(value, word)
         written = f"# {name} is not set" if value is None else f"{name} = {literal(value)}"
-        lines += [f"# {meaning(field)}", written]
-    lines += ["\n[objective]", f"# {meaning(SETTINGS['objective'])}"]
+        lines += [*[f"# {meaning(field)}"] * (not changed), written]
+    lines += ["\n[objective]", *[f"# {meaning(SETTINGS['objective'])}"] * (not changed)]
     lines += [f"{name} = {literal(value)}" for name, value in config.objective.items()]
     return "\n".join(lines) + "\n"
 

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from shared import clean_text, settings_file
 from shared.config import Config
-from shared.errors import DataError, InputError
+from shared.errors import DataError, InputError, run_command
 from shared.metrics import read_rows, series
 from shared.progress import Progress
 from trainer import bottleneck
@@ -194,9 +194,11 @@ def _said(sample: Sampled) -> str:
 def main(arguments: list[str]) -> int:
     """`python -m trainer.report runs/NAME`: show the report of a run folder; returns the exit code."""
     progress = Progress()
-    if len(arguments) != 1:
-        progress.error("usage: python -m trainer.report RUN_FOLDER")
-        return 2
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        sys.stderr.write(
+            "usage: python -m trainer.report RUN_FOLDER\n\nWhat a run did, how fast it was, what to try.\n"
+        )
+        return 0 if arguments in (["--help"], ["-h"]) else 2
     run_dir = Path(arguments[0])
     try:
         config = settings_file.load(run_dir / "config.toml")
@@ -209,4 +211,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_command(lambda: main(sys.argv[1:])))

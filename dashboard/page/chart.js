@@ -157,8 +157,8 @@ export class Chart {
 
 /** A mark of an axis, with as many digits as tell it from its neighbours. */
 function marked(mark, step, unit) {
-  const digits = Math.ceil(-Math.log10(step) - 1e-9);
-  return unit === "bytes" || Math.abs(mark) >= 1e4 || !(digits <= 5) ? short(mark, unit) : mark.toFixed(Math.max(digits, 0));
+  const digits = [0, 1, 2, 3, 4, 5].find((count) => Math.abs(Number(step.toFixed(count)) - step) < 1e-6 * step);
+  return unit === "bytes" || Math.abs(mark) >= 1e4 || digits === undefined ? short(mark, unit) : mark.toFixed(digits);
 }
 
 /** A range of values with a little room. */

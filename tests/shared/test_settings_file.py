@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from shared.config import Config
 from shared.errors import ConfigError
-from shared.settings_file import BY_DESIGN, SECTIONS, SETTINGS, describe, load, to_toml, write
+from shared.settings_file import SECTIONS, SETTINGS, describe, load, peer_settings, to_toml, write
 from tests.tables import read_table
 
 
@@ -62,11 +62,20 @@ def test_a_mistake_is_one_line_that_says_where_it_is_and_what_is_allowed(tmp_pat
     assert line.startswith(row["line"].replace("FILE", str(tmp_path / "run.toml")))
 
 
-@pytest.mark.parametrize("gone", BY_DESIGN)
-def test_a_setting_of_other_projects_is_an_error_that_says_what_holds(tmp_path, gone):
-    section, _, name = gone.rpartition(".")
+@pytest.mark.parametrize(("refused", "why"), peer_settings()["refused"].items())
+def test_a_setting_that_cannot_be_here_is_an_error_that_says_what_holds(tmp_path, refused, why):
+    section, _, name = refused.rpartition(".")
     (line,) = refusal(tmp_path, f"[{section}]\n{name} = 1\n")
-    assert f"unknown setting {gone}: {BY_DESIGN[gone]}" in line
+    assert f"unknown setting {refused}: {why}. Remove it" in line
+
+
+@pytest.mark.parametrize(("name", "here"), peer_settings()["settings"].items())
+def test_a_setting_of_other_projects_is_told_its_name_here(tmp_path, name, here):
+    (line,) = refusal(tmp_path, "", f"--{name}=1")
+    assert line.endswith(f"unknown setting {name}: that is {here} here")
+    words = [word.strip(",:`") for word in here.split()]
+    settings = [word for word in words if "." in word and not word.startswith(("objective.", "metrics."))]
+    assert set(settings) <= SETTINGS.keys() and (settings or " " in here or here in SETTINGS or "objective" in here)
 
 
 def test_all_mistakes_are_listed_at_once(tmp_path):

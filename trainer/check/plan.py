@@ -35,7 +35,6 @@ def plan_text(config: Config) -> str:
     rows = inspection.environments
     room = list(room_lines(config, rows))
     parts = [
-        settings_file.to_toml(config),
         "placement (all ranks on this machine; on several nodes the order of ranks is the same)",
         *indent(placement_lines(config)),
         "",
@@ -53,6 +52,7 @@ def plan_text(config: Config) -> str:
     remarks = [*warnings, *remark_lines(config, shape), *room[1:]]
     if remarks:
         parts += ["", "worth a look", *indent(remarks)]
+    parts += ["", "settings that are not the default (`--help` tells all)", settings_file.to_toml(config, changed=True)]
     return "\n".join(parts)
 
 

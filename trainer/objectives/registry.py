@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from shared.config import Config
 from shared.errors import ConfigError
 from shared.section import Section, merged
+from shared.settings_file import peer_settings
 from shared.user_file import run_file
 from trainer import objectives
 from trainer.objectives.objective import Need, Objective
@@ -93,6 +94,7 @@ def find(name: str) -> PublishedObjective:
         raise ConfigError(f'objective.name = "{name}": it is an example, write "{EXAMPLES / short}.py:{short}"')
     near = difflib.get_close_matches(short, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}? " if near else ""
+    hint = f"{peer}. " if (peer := peer_settings()["objectives"].get(short)) else hint
     raise ConfigError(
         f'objective.name = "{name}": {hint}It must be one of {", ".join(OBJECTIVES)}, or FILE.py:NAME with a name that '
         "the file publishes"

@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from shared.section import Section
-from shared.settings_file import literal, type_name
+from shared.settings_file import literal, peer_settings, type_name
 
 
 def tables_of(annotation: Any) -> list[type[Section]]:
@@ -87,7 +87,11 @@ def unknown(kind: type[Section], name: str, path: Sequence[str], value: Any, oth
     if moved := [inner for flat, inner in names.items() if len(path) == 1 and flat.endswith(f"_{path[0]}")]:
         table = moved[0].rpartition(".")[0]
         return f"{setting} is objective.{moved[0]} now: [objective.{table}] has {describe_tables(known[table])}"
+    here = peer_settings()["settings"].get(".".join(path))
     if any(".".join(path) in nested(other) for other in others):
-        return f'{setting} = {literal(value)} has no effect with objective.name = "{name}": remove it'
+        meant = f" (what other projects call {path[0]} is {here} here)" if here else ""
+        return f'{setting} = {literal(value)} has no effect with objective.name = "{name}"{meant}: remove it'
+    if here:
+        return f"unknown setting {setting}: that is {here} here"
     near = difflib.get_close_matches(".".join(path), known, n=1)
     return f"unknown setting {setting}" + (f"; did you mean objective.{near[0]}?" if near else "")
