@@ -63,9 +63,7 @@ def come_first() -> None:
     where another package of such a name is imported already."""
     taken = [name for name in ROOMS if HOME not in str(getattr(sys.modules.get(name), "__path__", HOME))]
     if taken:
-        raise ImportError(
-            f"{', '.join(taken)} is a package of maestrale, too: import maestrale before yours, or rename it"
-        )
+        raise ImportError(f"{', '.join(taken)}: a package of maestrale has this name: import maestrale first")
     folder = Path.cwd()
     names = [f"{name}{end}" for name in ROOMS for end in (".py", "/") if (folder / f"{name}{end}").exists()]
     if names and not folder.samefile(HOME):

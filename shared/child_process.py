@@ -299,7 +299,6 @@ def python_path() -> dict[str, str]:
     return {"PYTHONPATH": os.pathsep.join(filter(None, folders)), "PYTHONSAFEPATH": "1"}
 
 
-
 def kill_group(pid: int) -> None:
     """SIGKILL a process that leads a group of its own, and what it started."""
     with suppress(ProcessLookupError, PermissionError):
