@@ -1,0 +1,77 @@
+"""The command `maestrale` and the package of that name; tests/test_wheel.py has both in an environment of their own."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+
+import maestrale
+from maestrale import __main__ as command
+
+
+def asked(monkeypatch, capsys, *words: str) -> tuple[int, str]:
+    """Exit code, and what is printed."""
+    monkeypatch.setattr(sys, "argv", ["maestrale", *words])
+    code = command.main()
+    printed = capsys.readouterr()
+    return code, printed.out + printed.err
+
+
+@pytest.mark.parametrize("words", [(), ("--help",), ("-h",)])
+def test_the_help_lists_every_command(monkeypatch, capsys, words):
+    code, printed = asked(monkeypatch, capsys, *words)
+    assert code == 0 and all(f"  {name} " in printed for name in command.COMMANDS)
+    assert all(importlib.util.find_spec(each.module) for each in command.COMMANDS.values())
+
+
+@pytest.mark.parametrize(("typed", "told"), [
+    ("trian", "did you mean 'train'?"), ("eval", "did you mean 'evaluate'?"), ("zzz", "expected one of train, check"),
+])  # fmt: skip
+def test_a_typing_error_is_told_with_the_nearest_command(monkeypatch, capsys, typed, told):
+    code, printed = asked(monkeypatch, capsys, typed)
+    assert code == 2 and told in printed
+
+
+def test_the_version_is_that_of_the_package(monkeypatch, capsys):
+    assert asked(monkeypatch, capsys, "--version") == (0, f"maestrale {maestrale.__version__}\n")
+
+
+def test_every_public_name_is_there():
+    assert all(getattr(maestrale, name) for name in maestrale.__all__)
+    with pytest.raises(AttributeError, match="it has Action, Case"):
+        maestrale.Trainer  # noqa: B018
+
+
+def test_a_package_that_is_not_installed_is_one_line(monkeypatch, capsys):
+    def run_module(*_, **__):
+        raise ModuleNotFoundError("No module named 'torch'", name="torch.nn")
+
+    monkeypatch.setattr(command.runpy, "run_module", run_module)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    code, printed = asked(monkeypatch, capsys, "train", "quickstart")
+    assert code == 2 and "maestrale train needs torch" in printed and ".[cpu] or .[cuda]" in printed
+
+
+def test_files_of_the_working_folder_take_no_name_of_ours(tmp_path):
+    """One that was imported before is an error."""
+    for name in ("trainer.py", "shared/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("raise SystemExit('theirs')\n")
+    (tmp_path / "curate").mkdir()
+
+    def run(*arguments: str) -> tuple[int, str]:
+        environment = {**os.environ, "PYTHONPATH": str(maestrale.HOME)}
+        ended = subprocess.run(
+            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        return ended.returncode, ended.stdout + ended.stderr
+
+    code, printed = run("-m", "maestrale", "train", "quickstart", "--nope=1")
+    assert code == 2 and "unknown setting nope" in printed and "theirs" not in printed
+    assert printed.startswith("maestrale: its own packages hide shared/, trainer.py, curate/ of this folder\n")
+    assert "verify.plugins\n" in run("-c", "import maestrale, verify.plugins as p; print(p.__name__)")[1]
+    (tmp_path / "shared/__init__.py").write_text("")
+    code, printed = run("-c", "import shared, maestrale")
+    assert code == 1 and "ImportError: shared: a package of maestrale has this name" in printed
