@@ -1,11 +1,12 @@
 """`python -m trainer objectives`: the objectives by name, and `... objectives dapo`: all about one, on one screen.
 
-Formulas, needs and uses are those of the tables of docs/objectives.md; values and their sources are those of the code.
+Formulas, needs and uses are those of docs/objectives.md; values and their sources are those of the code.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -20,6 +21,7 @@ from trainer.objectives.tables import describe_tables, nested, tables_of
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "objectives.md"
 WIDTH = 118
+WHEN = "when to take it"
 
 
 @cache
@@ -41,6 +43,18 @@ def cells(line: str) -> list[str]:
     return [cell.strip() for cell in line.strip()[1:-1].split("|")]
 
 
+@cache
+def described(first: str) -> dict[str, dict[str, str]]:
+    """What the page says of each objective of the table with this first column: its row, and its own section's items."""
+    text = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
+    rows = {re.findall(r"`(\w+)`", row[first])[0]: row for row in table(first)}
+    for name, row in rows.items():
+        section = text.partition(f"\n#### `{name}`\n")[2].partition("\n#")[0]
+        items = re.findall(r"^- ([\w ]+): (.*(?:\n  .*)*)", section, re.MULTILINE)
+        row |= {title: " ".join(words.split()) for title, words in items}
+    return rows
+
+
 def departures(name: str) -> str:
     """What the page says about how this objective departs from its paper; "" for nothing."""
     text = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
@@ -52,11 +66,10 @@ def describe_all() -> Iterator[str]:
     """Yield a line for each objective of the product, then of the examples: its name and what it is for."""
     load_all()
     for name, published in OBJECTIVES.items():
-        use = next((row["when"] for row in table("name") if row["name"].strip("`") == name), published.source)
+        use = described("name").get(name, {}).get(WHEN, published.source)
         yield f"{name:<18} {use.replace('`', '')}"
-    for row in table("example"):
-        name = row["example"].strip("`")
-        yield from ("", f"{EXAMPLES / name}.py:{name}", *textwrap.wrap(row["when"].replace("`", ""), WIDTH - 4))
+    for name, row in described("example").items():
+        yield from ("", f"{EXAMPLES / name}.py:{name}", *textwrap.wrap(row[WHEN].replace("`", ""), WIDTH - 4))
 
 
 def describe(name: str) -> Iterator[str]:
@@ -65,12 +78,12 @@ def describe(name: str) -> Iterator[str]:
     Raises ConfigError for an unknown name."""
     kind, source, paper = find(name)
     short = name.rpartition(":")[2]
-    row = next((row for first in ("name", "example") for row in table(first) if row[first].strip("`") == short), None)
+    row = {**described("name"), **described("example")}.get(short)
     yield f"{name}: {source}"
     if row is None:
         yield inspect.getdoc(inspect.getmodule(kind)) or ""
     else:
-        texts = {"formula": "formula", "needs": "needs", "when": "when", "bias and variance": "bias"}
+        texts = {"formula": "formula", "needs": "needs", WHEN: "when", "bias and variance": "bias"}
         for column, title in texts.items():
             yield from entry(title, row[column].replace("`", ""))
     yield from entry("here", departures(short))
