@@ -45,7 +45,7 @@ def cells(line: str) -> list[str]:
 
 @cache
 def described(first: str) -> dict[str, dict[str, str]]:
-    """What the page says of each objective of the table with this first column: its row, and its own section's items."""
+    """What the page says of each objective of the table with this first column: its row and its own section."""
     text = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
     rows = {re.findall(r"`(\w+)`", row[first])[0]: row for row in table(first)}
     for name, row in rows.items():
