@@ -7,8 +7,8 @@ import pytest
 
 from shared.errors import ConfigError
 from shared.settings_file import SETTINGS, load, peer_settings
-from trainer.objectives.registry import complaints, load_all
 from trainer.objectives.page import describe_settings
+from trainer.objectives.registry import complaints, load_all
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "coming_from.md").read_text(encoding="utf-8")
 SYNONYMS = peer_settings()["settings"]
