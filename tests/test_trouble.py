@@ -2,12 +2,14 @@
 
 import ast
 import re
+import tomllib
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from shared.metrics import METRICS
+from shared.section import flat
 from shared.settings_file import SECTIONS, SETTINGS
 from tests.messages import VARIES, template
 
@@ -23,7 +25,9 @@ def one_line(text: str) -> str:
 
 @cache
 def templates(file: str) -> tuple[str, ...]:
-    """Every text of a module, with VARIES in the place of what is filled in."""
+    """Every text of a module, with VARIES in the place of what is filled in; or every value of a table of texts."""
+    if file.endswith(".toml"):
+        return tuple(flat(tomllib.loads((ROOT / file).read_text(encoding="utf-8"))).values())
     found = []
     for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
         if isinstance(node, (ast.JoinedStr, ast.Constant)) and (text := template(node)) != VARIES:
@@ -46,7 +50,7 @@ def test_there_are_thirty_of_them_in_order():
 @pytest.mark.parametrize("title", FAILURES)
 def test_what_is_quoted_stands_in_a_module_that_is_named(title):
     body = FAILURES[title]
-    modules = [file for file in re.findall(r"`([\w/]+\.py)`", body) if not file.startswith("tests/")]
+    modules = [file for file in re.findall(r"`([\w/]+\.(?:py|toml))`", body) if not file.startswith("tests/")]
     for message in quoted(body):
         assert len(message.replace(VARIES, "").strip()) > 15, "that could be any message"
         assert any(says(file, message) for file in modules), f"none of {modules} says: {message}"
