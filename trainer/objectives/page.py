@@ -20,6 +20,7 @@ from trainer.objectives.tables import describe_tables, nested, tables_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "objectives.md"
+TEXT = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
 WIDTH = 118
 WHEN = "when to take it"
 
@@ -27,29 +28,18 @@ WHEN = "when to take it"
 @cache
 def table(first: str) -> list[dict[str, str]]:
     """The table of the page whose first column is called so: [rows] of column -> cell."""
-    lines = iter(PAGE.read_text(encoding="utf-8").splitlines() if PAGE.is_file() else [])
-    header = next((line for line in lines if line.startswith(f"| {first} |")), "")
-    next(lines, "")
-    rows = []
-    for line in lines:
-        if not line.startswith("|"):
-            break
-        rows.append(dict(zip(cells(header), cells(line), strict=True)))
-    return rows
-
-
-def cells(line: str) -> list[str]:
-    """The cells of a row of a table."""
-    return [cell.strip() for cell in line.strip()[1:-1].split("|")]
+    match = re.search(rf"^\| {re.escape(first)} \|.*\n\|.*\n(?:\|.*\n)*", TEXT, re.MULTILINE)
+    lines = match[0].splitlines() if match else ["|", "|"]
+    header, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    return [dict(zip(header, row, strict=True)) for row in rows]
 
 
 @cache
 def described(first: str) -> dict[str, dict[str, str]]:
     """What the page says of each objective of the table with this first column: its row and its own section."""
-    text = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
     rows = {re.findall(r"`(\w+)`", row[first])[0]: row for row in table(first)}
     for name, row in rows.items():
-        section = text.partition(f"\n#### `{name}`\n")[2].partition("\n#")[0]
+        section = TEXT.partition(f"\n#### `{name}`\n")[2].partition("\n#")[0]
         items = re.findall(r"^- ([\w ]+): (.*(?:\n  .*)*)", section, re.MULTILINE)
         row |= {title: " ".join(words.split()) for title, words in items}
     return rows
@@ -57,8 +47,7 @@ def described(first: str) -> dict[str, dict[str, str]]:
 
 def departures(name: str) -> str:
     """What the page says about how this objective departs from its paper; "" for nothing."""
-    text = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
-    items = " ".join(text.partition("## What departs")[2].split()).split(" - ")
+    items = " ".join(TEXT.partition("## What departs")[2].split()).split(" - ")
     return " ".join(item.partition(": ")[2] for item in items if name in item.partition(":")[0].split(", "))
 
 
