@@ -49,15 +49,21 @@ TEXT = """# Benchmark matrix
 
 {measured}; what results files of earlier days say has its day in the table.
 
-One training step of one rank: forward, backward, clipping and AdamW over float32 master weights; no sampling (whole
-steps of a launch beside TRL's: [performance.md](performance.md)). Weights are random. Tokens are those of prompts and
-completions. On cards products are in bfloat16 and sequences have 4,096 tokens, packed, where nothing else is said; on
-CPUs they have 64 to 1,024 tokens, 256 in the median. MFU counts what the step computes once (`trainer/step/flops.py`):
-forward and backward, with adapters without the gradients of frozen weights, which are not computed; recomputed layers
-count nothing. On a card it is of the data sheet's dense bfloat16 peak, on a CPU of the fastest matrix product that the
-same process measured between its steps. Memory is the card's largest allocation, and on a CPU the largest resident
-memory of the process. Which cards hold which model, on paper: [plan.md](plan.md#what-it-can-train); everything that a
-card was measured for: [gpu.md](gpu.md).
+One training step of one rank: forward, backward, clipping and AdamW over float32 master weights. Nothing is sampled:
+whole steps of a launch stand in [performance.md](performance.md), beside TRL's. Weights are random. Tokens are those
+of prompts and completions.
+
+On cards products are in bfloat16, and sequences have 4,096 tokens, packed, where nothing else is said. On CPUs
+sequences have 64 to 1,024 tokens, 256 in the median. Memory is the card's largest allocation, and on a CPU the
+largest resident memory of the process.
+
+MFU counts what the step computes once (`trainer/step/flops.py`), which is forward and backward. Gradients of frozen
+weights are not computed with adapters, so they do not count. Recomputed layers do not count either. On a card it is a
+share of the data sheet's dense bfloat16 peak. On a CPU it is a share of the fastest matrix product that the same
+process measured.
+
+Which cards hold which model, on paper: [plan.md](plan.md#what-it-can-train). What was measured on a card:
+[gpu.md](gpu.md).
 
 {rows}{others}"""
 

@@ -11,7 +11,10 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "examples/**/*.md", "docs/site.css")
+PAGES = (
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "docs/**/*.md", "examples/**/*.md"),
+    *("docs/site.css", "serve/page/icon.svg"),
+)
 LINK = re.compile(r"\]\(([^)#\s]+)")
 
 

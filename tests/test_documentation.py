@@ -2,8 +2,10 @@
 
 import re
 import shlex
+import tomllib
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from shared.errors import MaestraleError
 from tests.commands import PYTHON, ROOT, SERVING, blocks, check, lines
@@ -70,3 +72,22 @@ def test_a_wrong_command_is_found(monkeypatch):
     for words in [*found, ["curl", "x"]]:
         with pytest.raises((AssertionError, MaestraleError, SystemExit)):
             check(words)
+
+
+def test_the_newest_version_has_the_same_number_and_date_everywhere():
+    number = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    headings = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert headings[:2] == ["Unreleased", f"{number} ({citation['date-released']})"]
+    assert citation["version"] == number
+
+
+@pytest.mark.parametrize(
+    "form", sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("[bf]*.yaml")), ids=lambda form: form.stem
+)
+def test_a_form_for_issues_has_what_github_wants(form):
+    read = yaml.safe_load(form.read_text(encoding="utf-8"))
+    assert read["name"] and read["description"]
+    fields = [field for field in read["body"] if field["type"] != "markdown"]
+    assert len({field["id"] for field in fields}) == len(fields) > 2
+    assert all(field["type"] in ("textarea", "input") and field["attributes"]["label"] for field in fields)

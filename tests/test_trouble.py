@@ -2,12 +2,14 @@
 
 import ast
 import re
+import tomllib
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 from shared.metrics import METRICS
+from shared.section import flat
 from shared.settings_file import SECTIONS, SETTINGS
 from tests.messages import VARIES, template
 
@@ -23,9 +25,9 @@ def one_line(text: str) -> str:
 
 @cache
 def templates(file: str) -> tuple[str, ...]:
-    """Every text of a module or a table, with VARIES in the place of what is filled in."""
+    """Every text of a module, with VARIES in the place of what is filled in; or every value of a table of texts."""
     if file.endswith(".toml"):
-        return (one_line((ROOT / file).read_text(encoding="utf-8")),)
+        return tuple(flat(tomllib.loads((ROOT / file).read_text(encoding="utf-8"))).values())
     found = []
     for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
         if isinstance(node, (ast.JoinedStr, ast.Constant)) and (text := template(node)) != VARIES:

@@ -1,11 +1,12 @@
 """`python -m trainer objectives`: the objectives by name, and `... objectives dapo`: all about one, on one screen.
 
-Formulas, needs and uses are those of the tables of docs/objectives.md; values and their sources are those of the code.
+Formulas, needs and uses are those of docs/objectives.md; values and their sources are those of the code.
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -19,32 +20,34 @@ from trainer.objectives.tables import describe_tables, nested, tables_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "objectives.md"
+TEXT = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
 WIDTH = 118
+WHEN = "when to take it"
 
 
 @cache
 def table(first: str) -> list[dict[str, str]]:
     """The table of the page whose first column is called so: [rows] of column -> cell."""
-    lines = iter(PAGE.read_text(encoding="utf-8").splitlines() if PAGE.is_file() else [])
-    header = next((line for line in lines if line.startswith(f"| {first} |")), "")
-    next(lines, "")
-    rows = []
-    for line in lines:
-        if not line.startswith("|"):
-            break
-        rows.append(dict(zip(cells(header), cells(line), strict=True)))
+    match = re.search(rf"^\| {re.escape(first)} \|.*\n\|.*\n(?:\|.*\n)*", TEXT, re.MULTILINE)
+    lines = match[0].splitlines() if match else ["|", "|"]
+    header, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+@cache
+def described(first: str) -> dict[str, dict[str, str]]:
+    """What the page says of each objective of the table with this first column: its row and its own section."""
+    rows = {re.findall(r"`(\w+)`", row[first])[0]: row for row in table(first)}
+    for name, row in rows.items():
+        section = TEXT.partition(f"\n#### `{name}`\n")[2].partition("\n#")[0]
+        items = re.findall(r"^- ([\w ]+): (.*(?:\n  .*)*)", section, re.MULTILINE)
+        row |= {title: " ".join(words.split()) for title, words in items}
     return rows
-
-
-def cells(line: str) -> list[str]:
-    """The cells of a row of a table."""
-    return [cell.strip() for cell in line.strip()[1:-1].split("|")]
 
 
 def departures(name: str) -> str:
     """What the page says about how this objective departs from its paper; "" for nothing."""
-    text = PAGE.read_text(encoding="utf-8") if PAGE.is_file() else ""
-    items = " ".join(text.partition("## What departs")[2].split()).split(" - ")
+    items = " ".join(TEXT.partition("## What departs")[2].split()).split(" - ")
     return " ".join(item.partition(": ")[2] for item in items if name in item.partition(":")[0].split(", "))
 
 
@@ -52,11 +55,10 @@ def describe_all() -> Iterator[str]:
     """Yield a line for each objective of the product, then of the examples: its name and what it is for."""
     load_all()
     for name, published in OBJECTIVES.items():
-        use = next((row["when"] for row in table("name") if row["name"].strip("`") == name), published.source)
+        use = described("name").get(name, {}).get(WHEN, published.source)
         yield f"{name:<18} {use.replace('`', '')}"
-    for row in table("example"):
-        name = row["example"].strip("`")
-        yield from ("", f"{EXAMPLES / name}.py:{name}", *textwrap.wrap(row["when"].replace("`", ""), WIDTH - 4))
+    for name, row in described("example").items():
+        yield from ("", f"{EXAMPLES / name}.py:{name}", *textwrap.wrap(row[WHEN].replace("`", ""), WIDTH - 4))
 
 
 def describe(name: str) -> Iterator[str]:
@@ -65,12 +67,12 @@ def describe(name: str) -> Iterator[str]:
     Raises ConfigError for an unknown name."""
     kind, source, paper = find(name)
     short = name.rpartition(":")[2]
-    row = next((row for first in ("name", "example") for row in table(first) if row[first].strip("`") == short), None)
+    row = {**described("name"), **described("example")}.get(short)
     yield f"{name}: {source}"
     if row is None:
         yield inspect.getdoc(inspect.getmodule(kind)) or ""
     else:
-        texts = {"formula": "formula", "needs": "needs", "when": "when", "bias and variance": "bias"}
+        texts = {"formula": "formula", "needs": "needs", WHEN: "when", "bias and variance": "bias"}
         for column, title in texts.items():
             yield from entry(title, row[column].replace("`", ""))
     yield from entry("here", departures(short))

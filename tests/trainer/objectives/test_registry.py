@@ -25,7 +25,7 @@ from trainer.objectives.inputs import LossInputs, completions_of
 from trainer.objectives.kl import GRADIENTS, KlGradient, Reference
 from trainer.objectives.loss import policy_loss
 from trainer.objectives.objective import Need, Objective
-from trainer.objectives.page import describe, describe_all, describe_settings, table
+from trainer.objectives.page import describe, describe_all, describe_settings, described, table
 from trainer.objectives.registry import OBJECTIVES, complaints, needs, objective_of, read_objective
 from trainer.objectives.tables import kinds_of, nested, tables_of
 
@@ -198,13 +198,13 @@ NUMBERS = (
     "ratio_reference.importance.high", "beta", "value_samples", "value_learning_rate", "answer_weight",
     "missing_answer_penalty", "desirable_above",
 )  # fmt: skip
-ROWS = {row[first].strip("`"): row for first in ("name", "example") for row in table(first)}
+ROWS = {**described("name"), **described("example")}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_row_of_the_page_has_source_needs_numbers_and_tests_and_one_screen_shows_it(name):
     row, full, published = ROWS[name], read_objective(chosen(name)), PUBLISHED[name]
-    assert all(row.values())
+    assert all(row.values()) and row.keys() > {"when to take it", "formula", "needs", "bias and variance", "test"}
     papers = [re.findall(r"\d{4}\.\d{5}", source) for source in (row["source"], published.source)]
     assert papers[0] == papers[1]
     assert set(row["needs"].split(", ")) == ({WORDS[need] for need in full.needs} or {"nothing"})
@@ -226,7 +226,7 @@ def test_a_row_of_the_page_has_source_needs_numbers_and_tests_and_one_screen_sho
 def test_every_objective_value_and_need_has_a_row():
     """The names of a row of losses share a class, and the settings that only its loss reads."""
     assert sorted(ROWS) == sorted(NAMES) and len(table("name")) == len(OBJECTIVES)
-    assert [row["example"].strip("`") for row in table("example")] == EXAMPLES
+    assert [*described("example")] == EXAMPLES
     unions = {"importance.kind": Importance, "advantage.kind": Advantage, "reference.kind": Reference}
     choices = {setting: [kind for each in tables_of(union) for kind in kinds_of(each)]
                for setting, union in unions.items()}  # fmt: skip
