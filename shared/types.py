@@ -12,6 +12,11 @@ from typing import Any, Literal
 import msgspec
 
 
+def brief(text: str, most: int = 50) -> str:
+    """The beginning of a text as Python writes it, for what a notebook shows."""
+    return repr(text if len(text) <= most else f"{text[:most]}...")
+
+
 class Problem(msgspec.Struct, frozen=True):
     """One task of a data file, e.g. Problem("gsm8k-1", "2+3=?", "5", language="en")."""
 
@@ -45,6 +50,11 @@ class Problem(msgspec.Struct, frozen=True):
     reasoning_language: str = ""
     """language in which its completions are to be reasoned and answered, and for which the prompt asks; "" for that of
     `text`, without a request"""
+    columns: dict[str, Any] = {}
+    """columns of its row, as they are there, for rewards that ask for them"""
+
+    def __repr__(self) -> str:
+        return f"Problem({brief(self.id, 20)}, {brief(self.text)}, answer={brief(self.answer, 20)})"
 
     @property
     def verified(self) -> bool:
@@ -60,6 +70,9 @@ class Prompt(msgspec.Struct, frozen=True):
     problem: Problem
     token_ids: list[int]
     """[prompt_tokens]"""
+
+    def __repr__(self) -> str:
+        return f"Prompt({self.index}, {self.problem!r}, {len(self.token_ids)} tokens)"
 
 
 class VersionSpan(msgspec.Struct, frozen=True, gc=False):
@@ -134,6 +147,9 @@ class Completion(msgspec.Struct, gc=False):
     routes: list[bytes] = []
     """[prompt + tokens - 1] of a mixture whose routes are replayed: the experts that the engine chose for each token
     but the last, which it never read, [layers, experts of a token] uint8, or uint16 where there are more than 256"""
+
+    def __repr__(self) -> str:
+        return f"Completion({self.group}, {self.index}, {len(self.token_ids)} tokens, {self.finish_reason})"
 
     @property
     def turn_start(self) -> int:
@@ -250,6 +266,11 @@ class Group(msgspec.Struct, omit_defaults=True):
     """[group_size] what was said in each episode; in rollout files only"""
     source: str = ""
     """where an offline group comes from; "" for one that this run sampled"""
+
+    def __repr__(self) -> str:
+        totals = [reward.total for reward in self.rewards if reward is not None]
+        mean = f"{sum(totals) / len(totals):.3f}" if totals else "none yet"
+        return f"Group({self.prompt.problem!r}, {len(self.completions)} completions, mean reward {mean})"
 
     @property
     def complete(self) -> bool:

@@ -6,15 +6,23 @@ reward has options of its own, read from `options = { name = { option = value } 
 the value counts as log sigmoid(value - log_sigmoid). docs/rewards.md shows how to add one. A reward that fails or is
 late makes its completion "not graded" (the trainer masks it), never a crash.
 Those of plug-in files run in a process of their own (`plugin_host.py`), so that one that hangs or exits harms no other;
-so do the verifiers (`verify/verifiers`) that such files define.
+so do the verifiers (`verify/verifiers`) that such files define. Those that a program registers for a session of its own
+run in that program's process (`InThread`).
+
+A function with a parameter `completions`, `prompts` or `completion_ids` has TRL's signature (`by_columns`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+import threading
+import traceback
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
@@ -50,6 +58,10 @@ class Case(NamedTuple):
     """the [reward] section, length_max filled in"""
     group: int = 0
     """which draw of the problem this is: the same for all completions of a group"""
+    text: str = ""
+    """the whole completion, with the tags of its reasoning"""
+    token_ids: Sequence[int] = ()
+    """the completion as sampled; () where only its text is known"""
 
 
 class RewardOptions(Section):
@@ -79,6 +91,10 @@ class Registered(NamedTuple):
     """called once, with all completions of a group"""
     members: Callable[[RewardWeights], list[str]] | None = None
     """the rewards whose values a combination's function is given in place of a case"""
+    function: Function | None = None
+    """what `reward` decorates"""
+    columns: Mapping[str, str] = {}
+    """as `columns_asked`"""
 
 
 _in_force = RewardWeights()
@@ -111,6 +127,8 @@ def register(
     options: type[RewardOptions] = RewardOptions,
     group: bool = False,
     members: Callable[[RewardWeights], list[str]] | None = None,
+    function: Function | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> None:
     """Register a reward whose function is built from the settings. Raises ConfigError when the name is taken."""
     home = home or inspect.getsourcefile(make) or "?"
@@ -118,7 +136,7 @@ def register(
     if name in MAGISTRAL or (known is not None and known.home != home):
         owner = "Magistral's own" if name in MAGISTRAL else f"defined in {known.home if known else '?'}"
         raise ConfigError(f"{home}: a reward '{name}' exists already ({owner}): choose another name")
-    REWARDS[name] = Registered(name, make, lowest, deadline_s, home, options, group, members)
+    REWARDS[name] = Registered(name, make, lowest, deadline_s, home, options, group, members, function, columns or {})
 
 
 def reward(
@@ -131,20 +149,26 @@ def reward(
     """Decorator: register a function as the reward `name`, which never returns less than `lowest`.
 
     options: of this reward; the function is also given them, as `options`, and so is a function `lowest`.
-    group: as `group_reward` does.
+    group: as `group_reward` does. The function takes a `Case`, or has TRL's signature (`by_columns`).
     """
     kind = options or RewardOptions
 
     def known(function: F) -> F:
+        columns = columns_asked(name, function)
+        asked: Function = by_columns(function) if columns else function
+
         def make(settings: RewardWeights) -> Function:
             if options is None:
-                return function
-            return functools.partial(function, options=read_options(name, kind, settings))
+                return asked
+            return functools.partial(asked, options=read_options(name, kind, settings))
 
         def least(settings: RewardWeights) -> float:
             return lowest(read_options(name, kind, settings)) if callable(lowest) else lowest
 
-        register(name, make, lowest=least, home=inspect.getsourcefile(function) or "?", options=kind, group=group)
+        register(
+            name, make, lowest=least, home=home_of(function), options=kind, group=group, function=function,
+            columns=columns,
+        )  # fmt: skip
         return function
 
     return known
@@ -158,6 +182,131 @@ def group_reward(
     It is called when the last completion of the group has ended, and returns a number for each case. Else as `reward`.
     """
     return reward(name, lowest, options, group=True)
+
+
+def registered(function: Any) -> str:
+    """Return the name of a reward, under which a plain function is registered first: its own. Raises ConfigError."""
+    if known := [each.name for each in REWARDS.values() if each.function is function]:
+        return known[0]
+    name = getattr(function, "__name__", "")
+    if not callable(function) or not name.isidentifier():
+        raise ConfigError(f"rewards: {function!r:.80} is no function with a name: write it with def")
+    reward(name)(function)
+    return name
+
+
+def home_of(function: Function) -> str:
+    """The file that defines a function; "__main__" for a script or notebook, whose cells have a file each."""
+    if getattr(function, "__module__", "") == "__main__":
+        return "__main__"
+    with suppress(TypeError):  # an object that is called
+        return inspect.getsourcefile(function) or "?"
+    return "?"
+
+
+# ---- TRL's signature -----------------------------------------------------------------------------------------------
+
+GIVEN = ("prompts", "completions", "completion_ids")
+"""what a function with TRL's signature is given in addition to the columns of the rows"""
+EVERY = "*"
+"""stands for all columns"""
+
+
+def columns_asked(name: str, function: Function) -> dict[str, str]:
+    """Return the columns that a reward with TRL's signature asks for -> `name` where it cannot do without, else "";
+    {} for a function of a `Case`."""
+    parameters = inspect.signature(function).parameters.values()
+    if not {parameter.name for parameter in parameters} & {*GIVEN}:
+        return {}
+    asked = {"prompt": ""}
+    for parameter in parameters:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            asked[EVERY] = ""
+        elif parameter.name not in (*GIVEN, "options"):
+            asked[parameter.name] = name if parameter.default is parameter.empty else ""
+    return asked
+
+
+def by_columns(function: Function) -> Function:
+    """Return a function of a `Case` for one with TRL's signature: it is called with lists of one, by keyword, and
+    returns a list with a number, or None where the reward does not apply, which counts 0.
+
+    prompts and completions are texts, or lists of messages where the row's `prompt` is one; completion_ids are tokens;
+    further arguments are columns of the rows, None in a row that lacks one. Source: TRL, GRPO Trainer, "Using a custom
+    reward function".
+    """
+    parameters = inspect.signature(function).parameters
+    needed = [
+        name for name, given in parameters.items() if given.default is given.empty and given.kind != given.VAR_KEYWORD
+    ]
+    every = any(given.kind is given.VAR_KEYWORD for given in parameters.values())
+
+    def of_case(case: Case, **options: Any) -> Any:
+        row = case.problem.columns
+        talk = isinstance(row.get("prompt"), list)
+        given: dict[str, Any] = {name: [row.get(name)] for name in (*needed, *row) if name not in ("prompt", "options")}
+        given["prompts"] = [row["prompt"] if talk else case.problem.text]
+        given["completions"] = [[{"role": "assistant", "content": case.text}] if talk else case.text]
+        given["completion_ids"] = [list(case.token_ids)]
+        values = function(**{name: value for name, value in given.items() if every or name in parameters}, **options)
+        return _awaited(values) if inspect.isawaitable(values) else _only(values)
+
+    return of_case
+
+
+async def _awaited(values: Awaitable[Any]) -> float:
+    return _only(await values)
+
+
+def _only(values: Any) -> float:
+    """The value of a list of one. Raises TypeError."""
+    try:
+        [value] = values
+        return 0.0 if value is None else float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"returned {values!r:.80}, not a list with a number or None for each completion") from error
+
+
+# ---- rewards of this process ---------------------------------------------------------------------------------------
+
+
+class InThread:
+    """A reward of this process with a deadline. Calls run one after the other, each in a thread, which cannot be ended:
+    while one hangs, further calls fail at once. What the function awaits is awaited here, and calls overlap."""
+
+    def __init__(self, name: str, function: Function, deadline_s: float):
+        self.name, self.function, self.deadline_s = name, function, deadline_s
+        self._turn = asyncio.Lock()
+        self._stuck: threading.Thread | None = None
+
+    async def __call__(self, given: Any) -> Any:
+        """Return the function's value. Raises Failed where it comes too late, and what the function raises."""
+        async with self._turn:
+            if self._stuck is not None and self._stuck.is_alive():
+                raise Failed(Verdict.TIMEOUT, f"reward {self.name}: an earlier call has not come to an end")
+            answer: Future[Any] = Future()
+            thread = threading.Thread(target=self._run, args=(given, answer), name=f"reward {self.name}", daemon=True)
+            thread.start()
+            try:
+                value = await asyncio.wait_for(asyncio.wrap_future(answer), self.deadline_s)
+            except TimeoutError as error:
+                self._stuck = thread
+                raise Failed(Verdict.TIMEOUT, f"reward {self.name}: no value after {self.deadline_s:g} s") from error
+        return await asyncio.wait_for(value, self.deadline_s) if inspect.isawaitable(value) else value
+
+    def _run(self, given: Any, answer: Future[Any]) -> None:
+        try:
+            value, error = self.function(given), None
+        except BaseException as raised:  # noqa: BLE001 - raised where the value is awaited
+            value, error = None, raised
+        with suppress(InvalidStateError, RuntimeError):  # nobody waits any more
+            answer.set_exception(error) if error is not None else answer.set_result(value)
+
+
+def line_in(error: BaseException) -> str:
+    """ " (FUNCTION, line N)" of the innermost frame of an error, for messages."""
+    places = traceback.extract_tb(error.__traceback__)
+    return f" ({places[-1].name}, line {places[-1].lineno})" if places else ""
 
 
 def read_options(name: str, kind: type[Kind], settings: RewardWeights) -> Kind:

@@ -98,12 +98,14 @@ class CompletionScorer:
         opened: bool = False,
         parts: Parts | None = None,
         group: int = 0,
+        token_ids: Sequence[int] = (),
     ) -> Reward:
         """Return the reward of a completion of `tokens` tokens (as sampled, end token included) with every component.
 
         `tokens` None: unknown; there is no length penalty, and extras see 0. `opened`: the chat template already
         opened the reasoning (see `format.check_format`). `parts`: the format check, where it was made on tokens.
-        `group`: which draw of the problem this is; all programs of a group run the same tests. Raises ConfigError for
+        `group`: which draw of the problem this is; all programs of a group run the same tests. `token_ids`: for rewards
+        that ask for them. Raises ConfigError for
         impossible length limits, RunError when no verifier process can start.
         """
         settings, penalty = self.settings, 0.0
@@ -136,7 +138,9 @@ class CompletionScorer:
         extra: dict[str, float] = {}
         if verdict.graded and (self._asked or settings.gates):
             parted = (parts.reasoning, parts.response, parts.answer or "")
-            case = Case(problem, *parted, tokens or 0, verdict, share or 0.0, settings, group)
+            case = Case(
+                problem, *parted, tokens or 0, verdict, share or 0.0, settings, group, _storable(completion), token_ids
+            )
             try:
                 values = await self._values(case)
             except Failed as failed:

@@ -29,18 +29,24 @@ from verify.chosen_rewards import choose
 from verify.scorer import RewardScorer
 
 
+def columns_of_rewards(config: Config) -> dict[str, str]:
+    """The columns that the rewards of a run ask for, as `plugins.columns_asked`; their files may define the verifiers
+    of rows, and are run first. Raises ConfigError."""
+    chosen = [choose(stage.reward).columns for stage in reversed(config.every_stage)]
+    return {name: who for columns in chosen for name, who in columns.items()}
+
+
 def read_files(config: Config, train: Path | None, validation: Path | None) -> list[ProblemFile]:
     """Read the files of problems: those to train on, then those to validate on, and look for problems that are in
     them more than once. Raises DataError."""
-    for stage in reversed(config.every_stage):
-        choose(stage.reward)  # its files may define the verifiers of the rows
+    kept = columns_of_rewards(config)
     name, files = config.environment.name, list[ProblemFile]()
     if train is not None:
-        files.append(read_problems(train, "data.train", config.data, name))
+        files.append(read_problems(train, "data.train", config.data, name, kept))
         if Need.GROUND_TRUTH in needs(config):
             refuse_prose(files[0])
     if validation is not None:
-        files.append(read_problems(validation, "data.validation", config.data, name))
+        files.append(read_problems(validation, "data.validation", config.data, name, kept))
     for file in files:
         tell_copies(file)
     if len(files) == 2:
