@@ -51,7 +51,7 @@ from trainer.client import TrainerClient
 from trainer.colocate import settle
 from trainer.data import sources
 from trainer.data.data_source import PromptFormat
-from trainer.data.problem_file import ProblemFile, check_answers, read_problems, without_long
+from trainer.data.problem_file import ProblemFile, read_problems
 from trainer.data.run_data import RunData, columns_of_rewards, read_files
 from trainer.evaluation import Evaluation, Evaluator
 from trainer.export import export_last, note_training
@@ -97,27 +97,18 @@ class Session:
         folder or Hub id, or the section [model]. rows: of data.train. rewards: functions of a `Case`, or with TRL's
         signature, of weight 1 unless reward.extra has another. sections: further settings, which go before the file's,
         e.g. steps=20, rollout={"group_size": 8}. Raises ConfigError that lists all mistakes."""
-        named = {registered(function): function for function in rewards}
-        self._rewards = {name: _hash_of(function) for name, function in named.items()}
+        self._rewards = {registered(function): _hash_of(function) for function in rewards}
         self._rows: dict[str, bytes] = {}
         """path in the run's folder -> the rows that are written there"""
-        given = merged(
-            {
-                "reward": {"extra": dict.fromkeys(named, 1.0)} if named else {},
-                "data": {"train": self._named(rows)} if rows else {},
-            },
-            sections,
-        )
-        if model:
-            given["model"] = dict(model) if isinstance(model, Mapping) else {"path": str(model)}
-        self._arguments = [option for option in options if option == ACCEPT_CHANGES]
+        given = {"reward": {"extra": dict.fromkeys(self._rewards, 1.0)}} if rewards else {}
+        given |= {"data": {"train": self._named(rows)}} if rows else {}
+        given |= {"model": {"path": str(model)} if isinstance(model, str | Path) else model} if model else {}
         checks = (sources.missing_settings, complaints, not_installed, _refused)
+        self._arguments = [option for option in options if option == ACCEPT_CHANGES]
         self.config = settings_file.load(
-            settings,
-            [option for option in options if option != ACCEPT_CHANGES],
-            lambda config: chain.from_iterable(check(config) for check in checks),
-            given=given,
-        )
+            settings, [option for option in options if option != ACCEPT_CHANGES],
+            lambda config: chain.from_iterable(check(config) for check in checks), given=merged(given, sections),
+        )  # fmt: skip
         choose(self.config.reward)
         self.published = -1
         """version of the weights that the engine has; -1 before the first"""
@@ -150,11 +141,10 @@ class Session:
         return self
 
     async def close(self) -> None:
-        """End engine, verifiers and trainer."""
+        """End engine, verifiers and trainer, once a checkpoint that is being written is whole."""
         await self._open.aclose()
 
-    async def __aenter__(self) -> Session:
-        return await self.start()
+    __aenter__ = start
 
     async def __aexit__(self, *error: Any) -> None:
         await self._open.__aexit__(*error)
@@ -239,8 +229,11 @@ class Session:
         self.progress.phase("training")
         try:
             await self.solver.engine.guarded(self.loop.run())
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from errors
+        except BaseExceptionGroup as error:
+            cause: BaseException = error
+            while isinstance(cause, BaseExceptionGroup):
+                cause = cause.exceptions[0]
+            raise cause from None
         self.published = self.version
         await self.loop.checkpointer.finish()
 
@@ -313,13 +306,8 @@ class Session:
         self._write_rows()
         path = sources.data_file(config, "data.validation", name)
         assert path is not None, "rows were given"
-        kept = columns_of_rewards(config)
-        file = self._alone(read_problems(path, "data.validation", config.data, config.environment.name, kept))
-        await check_answers(file, file.problems, data.scorer.checker, config)
-        long = await asyncio.to_thread(data.source.measure, file.problems)
-        problems = without_long(file, file.problems, long, data.source.room)
-        for line in file.warnings:
-            self.progress.warning(line)
+        file = self._alone(read_problems(path, "data.validation", config.data, kept=columns_of_rewards(config)))
+        problems = await data.checked(file, file.problems)
         return Evaluator(self.loop.engines, data.scorer, data.source, problems)
 
     def _alone(self, file: ProblemFile) -> ProblemFile:

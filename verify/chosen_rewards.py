@@ -33,7 +33,6 @@ from verify.plugins import (
     Failed,
     Function,
     InThread,
-    line_in,
     log_sigmoid,
     put_in_force,
     read_options,
@@ -54,7 +53,7 @@ class Member(NamedTuple):
     group: bool = False
     """a reward of the group"""
     columns: Mapping[str, str] = {}
-    """of the rows that it asks for, as `plugins.columns_asked`"""
+    """of the rows that it asks for, as `plugins.ByColumns.columns`"""
 
     async def value(self, case: Case) -> float:
         """Return the value of a completion. Raises Failed when the function raises, is late, or returns nonsense."""
@@ -80,8 +79,7 @@ class Member(NamedTuple):
         except Failed:
             raise
         except Exception as error:
-            reason = f"reward {self.name}: {type(error).__name__}: {error}"[:500] + line_in(error)
-            raise Failed(Verdict.CRASH, reason) from error
+            raise Failed(Verdict.CRASH, f"reward {self.name}: {type(error).__name__}: {error}"[:500]) from error
 
     def _usable(self, value: Any) -> float:
         if not isinstance(value, int | float) or not math.isfinite(value) or value < self.floor:
@@ -133,7 +131,7 @@ class Chosen(NamedTuple):
 
     @property
     def columns(self) -> dict[str, str]:
-        """The columns that these rewards ask for, as `plugins.columns_asked`."""
+        """The columns that these rewards ask for, as `plugins.ByColumns.columns`."""
         members = [*self.gates, *(member for extra in self.extras for member in extra.members)]
         asked = [pair for member in members for pair in member.columns.items()]
         return dict(sorted(asked, key=lambda pair: pair[1]))

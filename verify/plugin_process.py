@@ -85,7 +85,7 @@ def function_of(name: str, settings: str) -> plugins.Function:
 
 
 def _where(function: Any, home: str) -> str:
-    code = getattr(getattr(function, "func", function), "__code__", None)
+    code = getattr(inspect.unwrap(getattr(function, "func", function)), "__code__", None)
     return f"{home}:{code.co_firstlineno}" if inspect.iscode(code) else home
 
 

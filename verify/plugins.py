@@ -9,7 +9,7 @@ Those of plug-in files run in a process of their own (`plugin_host.py`), so that
 so do the verifiers (`verify/verifiers`) that such files define. Those that a program registers for a session of its own
 run in that program's process (`InThread`).
 
-A function with a parameter `completions`, `prompts` or `completion_ids` has TRL's signature (`by_columns`).
+A function with a parameter `completions`, `prompts` or `completion_ids` has TRL's signature (`ByColumns`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import functools
 import inspect
 import math
 import threading
-import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -31,6 +30,7 @@ from shared.errors import ConfigError
 from shared.judge_settings import Judge
 from shared.section import Section
 from shared.sections import RewardWeights
+from shared.served import line_of
 from shared.settings_file import literal, type_name
 from shared.types import Problem, Verdict
 
@@ -94,7 +94,7 @@ class Registered(NamedTuple):
     function: Function | None = None
     """what `reward` decorates"""
     columns: Mapping[str, str] = {}
-    """as `columns_asked`"""
+    """as `ByColumns.columns`"""
 
 
 _in_force = RewardWeights()
@@ -149,13 +149,13 @@ def reward(
     """Decorator: register a function as the reward `name`, which never returns less than `lowest`.
 
     options: of this reward; the function is also given them, as `options`, and so is a function `lowest`.
-    group: as `group_reward` does. The function takes a `Case`, or has TRL's signature (`by_columns`).
+    group: as `group_reward` does. The function takes a `Case`, or has TRL's signature (`ByColumns`).
     """
     kind = options or RewardOptions
 
     def known(function: F) -> F:
-        columns = columns_asked(name, function)
-        asked: Function = by_columns(function) if columns else function
+        by_columns = bool({*inspect.signature(function).parameters} & {*GIVEN})
+        asked: Function = ByColumns(name, function) if by_columns else function
 
         def make(settings: RewardWeights) -> Function:
             if options is None:
@@ -167,7 +167,7 @@ def reward(
 
         register(
             name, make, lowest=least, home=home_of(function), options=kind, group=group, function=function,
-            columns=columns,
+            columns=getattr(asked, "columns", None),
         )  # fmt: skip
         return function
 
@@ -204,54 +204,43 @@ def home_of(function: Function) -> str:
     return "?"
 
 
-# ---- TRL's signature -----------------------------------------------------------------------------------------------
-
 GIVEN = ("prompts", "completions", "completion_ids")
-"""what a function with TRL's signature is given in addition to the columns of the rows"""
+"""arguments of TRL's signature that are no columns of the rows"""
 EVERY = "*"
 """stands for all columns"""
 
 
-def columns_asked(name: str, function: Function) -> dict[str, str]:
-    """Return the columns that a reward with TRL's signature asks for -> `name` where it cannot do without, else "";
-    {} for a function of a `Case`."""
-    parameters = inspect.signature(function).parameters.values()
-    if not {parameter.name for parameter in parameters} & {*GIVEN}:
-        return {}
-    asked = {"prompt": ""}
-    for parameter in parameters:
-        if parameter.kind is parameter.VAR_KEYWORD:
-            asked[EVERY] = ""
-        elif parameter.name not in (*GIVEN, "options"):
-            asked[parameter.name] = name if parameter.default is parameter.empty else ""
-    return asked
-
-
-def by_columns(function: Function) -> Function:
-    """Return a function of a `Case` for one with TRL's signature: it is called with lists of one, by keyword, and
-    returns a list with a number, or None where the reward does not apply, which counts 0.
+class ByColumns:
+    """A function of a `Case` that calls one with TRL's signature, by keyword and with lists of one. That one returns a
+    list with a number, or None where the reward does not apply, which counts 0.
 
     prompts and completions are texts, or lists of messages where the row's `prompt` is one; completion_ids are tokens;
     further arguments are columns of the rows, None in a row that lacks one. Source: TRL, GRPO Trainer, "Using a custom
     reward function".
     """
-    parameters = inspect.signature(function).parameters
-    needed = [
-        name for name, given in parameters.items() if given.default is given.empty and given.kind != given.VAR_KEYWORD
-    ]
-    every = any(given.kind is given.VAR_KEYWORD for given in parameters.values())
 
-    def of_case(case: Case, **options: Any) -> Any:
-        row = case.problem.columns
+    def __init__(self, name: str, function: Function):
+        self.function, self.takes = function, inspect.signature(function).parameters
+        self.columns = {"prompt": ""}
+        """columns that it asks for -> `name` where it cannot do without, else \"\""""
+        for parameter in self.takes.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                self.columns[EVERY] = ""
+            elif parameter.name not in (*GIVEN, "options"):
+                self.columns[parameter.name] = name if parameter.default is parameter.empty else ""
+        functools.update_wrapper(self, function, ())
+
+    def __call__(self, case: Case, **options: Any) -> Any:
+        """Return the value, or an awaitable of it. Raises TypeError for what is no list of one."""
+        row, needed = case.problem.columns, [name for name, who in self.columns.items() if who]
         talk = isinstance(row.get("prompt"), list)
         given: dict[str, Any] = {name: [row.get(name)] for name in (*needed, *row) if name not in ("prompt", "options")}
         given["prompts"] = [row["prompt"] if talk else case.problem.text]
         given["completions"] = [[{"role": "assistant", "content": case.text}] if talk else case.text]
         given["completion_ids"] = [list(case.token_ids)]
-        values = function(**{name: value for name, value in given.items() if every or name in parameters}, **options)
+        given = {name: value for name, value in given.items() if EVERY in self.columns or name in self.takes}
+        values = self.function(**given, **options)
         return _awaited(values) if inspect.isawaitable(values) else _only(values)
-
-    return of_case
 
 
 async def _awaited(values: Awaitable[Any]) -> float:
@@ -259,15 +248,11 @@ async def _awaited(values: Awaitable[Any]) -> float:
 
 
 def _only(values: Any) -> float:
-    """The value of a list of one. Raises TypeError."""
     try:
         [value] = values
         return 0.0 if value is None else float(value)
     except (TypeError, ValueError) as error:
         raise TypeError(f"returned {values!r:.80}, not a list with a number or None for each completion") from error
-
-
-# ---- rewards of this process ---------------------------------------------------------------------------------------
 
 
 class InThread:
@@ -276,37 +261,36 @@ class InThread:
 
     def __init__(self, name: str, function: Function, deadline_s: float):
         self.name, self.function, self.deadline_s = name, function, deadline_s
-        self._turn = asyncio.Lock()
-        self._stuck: threading.Thread | None = None
+        self._turn, self._busy = asyncio.Lock(), False
 
     async def __call__(self, given: Any) -> Any:
-        """Return the function's value. Raises Failed where it comes too late, and what the function raises."""
+        """Return the function's value. Raises Failed where it raises, or comes too late."""
         async with self._turn:
-            if self._stuck is not None and self._stuck.is_alive():
+            if self._busy:
                 raise Failed(Verdict.TIMEOUT, f"reward {self.name}: an earlier call has not come to an end")
-            answer: Future[Any] = Future()
-            thread = threading.Thread(target=self._run, args=(given, answer), name=f"reward {self.name}", daemon=True)
-            thread.start()
-            try:
-                value = await asyncio.wait_for(asyncio.wrap_future(answer), self.deadline_s)
-            except TimeoutError as error:
-                self._stuck = thread
-                raise Failed(Verdict.TIMEOUT, f"reward {self.name}: no value after {self.deadline_s:g} s") from error
-        return await asyncio.wait_for(value, self.deadline_s) if inspect.isawaitable(value) else value
+            self._busy, answer = True, Future[Any]()
+            threading.Thread(target=self._run, args=(given, answer), name=f"reward {self.name}", daemon=True).start()
+            value = await self._in_time(asyncio.wrap_future(answer))
+        return await self._in_time(value) if inspect.isawaitable(value) else value
+
+    async def _in_time(self, work: Awaitable[Any]) -> Any:
+        try:
+            return await asyncio.wait_for(work, self.deadline_s)
+        except TimeoutError as error:
+            raise Failed(Verdict.TIMEOUT, f"reward {self.name}: no value after {self.deadline_s:g} s") from error
+        except Exception as error:
+            file = getattr(getattr(inspect.unwrap(self.function), "__code__", None), "co_filename", "")
+            at = f" ({place})" if (place := line_of(error, [file])) else ""
+            raise Failed(Verdict.CRASH, f"reward {self.name}{at}: {type(error).__name__}: {error}"[:500]) from error
 
     def _run(self, given: Any, answer: Future[Any]) -> None:
         try:
-            value, error = self.function(given), None
-        except BaseException as raised:  # noqa: BLE001 - raised where the value is awaited
-            value, error = None, raised
+            value, fault = self.function(given), None
+        except BaseException as error:  # noqa: BLE001 - raised where the value is awaited
+            value, fault = None, error if isinstance(error, Exception) else RuntimeError(f"it raises {error!r}")
+        self._busy = False
         with suppress(InvalidStateError, RuntimeError):  # nobody waits any more
-            answer.set_exception(error) if error is not None else answer.set_result(value)
-
-
-def line_in(error: BaseException) -> str:
-    """ " (FUNCTION, line N)" of the innermost frame of an error, for messages."""
-    places = traceback.extract_tb(error.__traceback__)
-    return f" ({places[-1].name}, line {places[-1].lineno})" if places else ""
+            answer.set_exception(fault) if fault is not None else answer.set_result(value)
 
 
 def read_options(name: str, kind: type[Kind], settings: RewardWeights) -> Kind:

@@ -84,8 +84,8 @@ def read_problems(
 
     `setting` is named in errors (e.g. "data.train"). data: its columns hold the fields, its domains and templates name
     further domains, and its `open_share` = 1 says that no answer of data.train is compared. environment: of rows that
-    name none. kept: columns that rewards ask for (`plugins.columns_asked`), which problems keep. Raises DataError with
-    file, line numbers and repair.
+    name none. kept: columns that rewards ask for (`plugins.ByColumns.columns`), which problems keep. Raises DataError
+    with file, line numbers and repair.
     """
     data, kept = data or Data(), kept or {}
     file, faults, seen = ProblemFile(path, setting), list[str](), set[str]()
