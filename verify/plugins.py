@@ -287,7 +287,8 @@ class InThread:
         try:
             value, fault = self.function(given), None
         except BaseException as error:  # noqa: BLE001 - raised where the value is awaited
-            value, fault = None, error if isinstance(error, Exception) else RuntimeError(f"it raises {error!r}")
+            ends = isinstance(error, StopIteration) or not isinstance(error, Exception)  # a loop, this program
+            value, fault = None, RuntimeError(f"it raises {error!r}") if ends else error
         self._busy = False
         with suppress(InvalidStateError, RuntimeError):  # nobody waits any more
             answer.set_exception(fault) if fault is not None else answer.set_result(value)
