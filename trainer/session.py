@@ -41,7 +41,7 @@ from shared.progress import Progress
 from shared.row_files import plain
 from shared.section import merged
 from shared.settings_file import ACCEPT_CHANGES, literal
-from shared.types import Group, Problem, Prompt
+from shared.types import Group, Problem, Prompt, Verdict
 from trainer.assembly import assemble, resumed
 from trainer.bottleneck import PHASES
 from trainer.checkpoint.origin import Origin, origin_of
@@ -251,12 +251,13 @@ class Session:
 
     async def sample(self, prompts: Sequence[Prompt], samples: int | None = None) -> list[Group]:
         """Sample and score a group for each prompt: `samples` completions, rollout.group_size where it is not given.
-        Raises RunError where a reward gave no value to any of them."""
+        Raises RunError where all that are well formed could not be graded."""
         count = samples or self.config.rollout.group_size
         groups = list(await asyncio.gather(*(self.solver.solve(prompt, count) for prompt in prompts)))
         rewards = [reward for group in groups for reward in group.rewards if reward is not None]
-        if rewards and not any(reward.verdict.graded for reward in rewards):
-            raise RunError(f"none of {len(rewards)} completions could be graded: {rewards[0].reason}")
+        formed = [reward for reward in rewards if reward.verdict is not Verdict.NO_ANSWER]
+        if formed and not any(reward.verdict.graded for reward in formed):
+            raise RunError(f"no completion could be graded: {formed[0].reason}")
         return groups
 
     async def step(self, groups: Sequence[Group]) -> dict[str, float]:
