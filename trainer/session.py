@@ -35,7 +35,7 @@ from shared import settings_file
 from shared.atomic_write import write_whole
 from shared.chat import Chat
 from shared.config import Config
-from shared.errors import ConfigError, RunError
+from shared.errors import ConfigError, RunError, first_cause
 from shared.launch.ranks import count_gpus
 from shared.progress import Progress
 from shared.row_files import plain
@@ -170,8 +170,7 @@ class Session:
         read = [self._alone(file) for file in read_files(config, files.train, files.validation)]
         stages, clock, prompts = Stages(config), PhaseTimer(), PromptFormat(chat, config.data)
         ledger, origin = Ledger(stages), origin_of(self.config, files, prompts)
-        if self._rewards:
-            origin.contents["rewards"] = self._rewards
+        origin.contents["rewards"] = self._rewards
         checkpoint = await resumed(config, origin, ledger, clock, self._arguments, progress)
         self.data = data = RunData(config, stages, files, chat, read, progress)
         stack.push_async_callback(data.close)
@@ -229,11 +228,8 @@ class Session:
         self.progress.phase("training")
         try:
             await self.solver.engine.guarded(self.loop.run())
-        except BaseExceptionGroup as error:
-            cause: BaseException = error
-            while isinstance(cause, BaseExceptionGroup):
-                cause = cause.exceptions[0]
-            raise cause from None
+        except BaseExceptionGroup as errors:
+            raise first_cause(errors) from None
         self.published = self.version
         await self.loop.checkpointer.finish()
 
@@ -254,8 +250,7 @@ class Session:
         Raises RunError where all that are well formed could not be graded."""
         count = samples or self.config.rollout.group_size
         groups = list(await asyncio.gather(*(self.solver.solve(prompt, count) for prompt in prompts)))
-        rewards = [reward for group in groups for reward in group.rewards if reward is not None]
-        formed = [reward for reward in rewards if reward.verdict is not Verdict.NO_ANSWER]
+        formed = [one for group in groups for one in group.rewards if one and one.verdict is not Verdict.NO_ANSWER]
         if formed and not any(reward.verdict.graded for reward in formed):
             raise RunError(f"no completion could be graded: {formed[0].reason}")
         return groups

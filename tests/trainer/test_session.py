@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -115,6 +116,15 @@ async def test_a_reward_that_fails_for_every_completion_ends_the_call_that_sampl
         assert len(await session.sample([prompt])) == 1
 
 
+def test_the_page_shows_a_session_that_can_be_made(monkeypatch):
+    [example] = re.findall(r"```python\n(.*?)```", (NOTEBOOK.parents[1] / "docs" / "session.md").read_text(), re.DOTALL)
+    stand_in = mock.MagicMock()
+    monkeypatch.setattr("maestrale.Session", stand_in, raising=False)
+    exec(example, {"__name__": "__main__"})
+    made = stand_in.call_args.kwargs
+    assert Session(**made).config.steps == 20
+
+
 # ---- with a real engine --------------------------------------------------------------------------------------------
 
 
@@ -182,8 +192,12 @@ async def goes_on(folder: Path) -> None:
         assert (await session.export()).resolve().name == "step_3"
         with pytest.raises(ConfigError, match="there is nothing to evaluate"):
             await session.evaluate()
-    with pytest.raises(ConfigError, match="rewards: tailed: sha256 .* -> not there"):
-        await session_in(folder, rewards=[]).start()
+
+    def tailed(case: Case) -> float:
+        return 1.0
+
+    with pytest.raises(ConfigError, match="rewards: tailed: sha256 .* -> sha256 "):
+        await session_in(folder, rewards=[tailed]).start()
 
 
 def whole_session(folder: Path) -> None:

@@ -6,6 +6,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -168,6 +169,15 @@ def test_what_cannot_be_a_reward_is_refused_with_the_repair():
     for wrong in ("f", lambda case: 1.0, 3):
         with pytest.raises(ConfigError, match="is no function with a name: write it with def"):
             registered(wrong)
+
+
+def test_the_page_s_function_with_trl_s_signature_is_one():
+    page = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(re.findall(r"```python trl\n(.*?)```", page, re.DOTALL)[0], names)
+    ends = ByColumns("f", names["ends_in_answer"])
+    assert registered(names["ends_in_answer"]) == "ends_in_answer"
+    assert [ends(case(solution=end)) for end in ("8", "9")] == [1.0, 0.0] and ends.columns["solution"] == "f"
 
 
 @pytest.mark.slow
