@@ -12,11 +12,6 @@ from typing import Any, Literal
 import msgspec
 
 
-def brief(text: str, most: int = 50) -> str:
-    """The beginning of a text as Python writes it, for what a notebook shows."""
-    return repr(text if len(text) <= most else f"{text[:most]}...")
-
-
 class Problem(msgspec.Struct, frozen=True):
     """One task of a data file, e.g. Problem("gsm8k-1", "2+3=?", "5", language="en")."""
 
@@ -54,7 +49,7 @@ class Problem(msgspec.Struct, frozen=True):
     """columns of its row, as they are there, for rewards that ask for them"""
 
     def __repr__(self) -> str:
-        return f"Problem({brief(self.id, 20)}, {brief(self.text)}, answer={brief(self.answer, 20)})"
+        return f"Problem({self.id[-20:]!r}, {self.text[:50]!r}, answer={self.answer[:20]!r})"
 
     @property
     def verified(self) -> bool:

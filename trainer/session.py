@@ -263,12 +263,14 @@ class Session:
         if not batch or self.published < self.version:
             missing = "publish" if batch else "groups"
             raise RunError(f"a step needs {missing} first: the engine has version {self.published} of {self.version}")
-        ledger, more = loop.ledger, len(batch) - self.config.rollout.prompts_per_step
+        ledger, count = loop.ledger, len(batch)
         staleness = [ledger.staleness(group) for group in batch]
         learned = await loop.learner.learn(batch, loop.clock.nothing())
-        ledger.started, ledger.busy_slots = ledger.started + len(batch), ledger.busy_slots + len(batch)
-        ledger.stage.target += more
-        row = loop.logger.step(batch, staleness, ledger.trained(batch), learned, self.version)
+        # so that `train` goes on with the slots and the groups that are left
+        ledger.started, ledger.busy_slots = ledger.started + count, ledger.busy_slots + count
+        ledger.stage.target += count - self.config.rollout.prompts_per_step
+        filtered = ledger.trained(batch)
+        row = loop.logger.step(batch, staleness, filtered, learned, self.version)
         ledger.stages.move(objective_of(loop.config).after_step(row["entropy"]))
         await loop.logger.keep(batch, self.version)
         await loop.checkpointer.save_if_due()
@@ -276,10 +278,12 @@ class Session:
 
     async def publish(self) -> None:
         """Bring the weights of the last step into the running engine, and prove it; completions under way go on. To be
-        called after each step. Raises SyncMismatch where the engine does not hold them."""
+        called after each step; evaluates every evaluate.every steps. Raises SyncMismatch where the engine does not
+        hold them."""
         if self.published < self.version:
             await self.solver.engine.guarded(self.loop.publish(self.version))
             self.published = self.version
+            await self.solver.engine.guarded(self.loop.evaluate_if_due(self.version))
 
     async def evaluate(self, rows: Rows = "") -> Evaluation:
         """Evaluate the model at rollout.temperature, and with evaluate.greedy greedily too: on data.validation, which
@@ -302,7 +306,7 @@ class Session:
         self._write_rows()
         path = sources.data_file(config, "data.validation", name)
         assert path is not None, "rows were given"
-        file = self._alone(read_problems(path, "data.validation", config.data, kept=columns_of_rewards(config)))
+        file = self._alone(read_problems(path, "rows", config.data, kept=columns_of_rewards(config)))
         problems = await data.checked(file, file.problems)
         return Evaluator(self.loop.engines, data.scorer, data.source, problems)
 

@@ -127,8 +127,6 @@ def register(
     options: type[RewardOptions] = RewardOptions,
     group: bool = False,
     members: Callable[[RewardWeights], list[str]] | None = None,
-    function: Function | None = None,
-    columns: Mapping[str, str] | None = None,
 ) -> None:
     """Register a reward whose function is built from the settings. Raises ConfigError when the name is taken."""
     home = home or inspect.getsourcefile(make) or "?"
@@ -136,7 +134,7 @@ def register(
     if name in MAGISTRAL or (known is not None and known.home != home):
         owner = "Magistral's own" if name in MAGISTRAL else f"defined in {known.home if known else '?'}"
         raise ConfigError(f"{home}: a reward '{name}' exists already ({owner}): choose another name")
-    REWARDS[name] = Registered(name, make, lowest, deadline_s, home, options, group, members, function, columns or {})
+    REWARDS[name] = Registered(name, make, lowest, deadline_s, home, options, group, members)
 
 
 def reward(
@@ -165,10 +163,10 @@ def reward(
         def least(settings: RewardWeights) -> float:
             return lowest(read_options(name, kind, settings)) if callable(lowest) else lowest
 
-        register(
-            name, make, lowest=least, home=home_of(function), options=kind, group=group, function=function,
-            columns=getattr(asked, "columns", None),
-        )  # fmt: skip
+        notebook = getattr(function, "__module__", "") == "__main__"  # or script; each cell has a file of its own
+        home = "__main__" if notebook else inspect.getsourcefile(function) or "?"
+        register(name, make, lowest=least, home=home, options=kind, group=group)
+        REWARDS[name] = REWARDS[name]._replace(function=function, columns=getattr(asked, "columns", {}))
         return function
 
     return known
@@ -193,15 +191,6 @@ def registered(function: Any) -> str:
         raise ConfigError(f"rewards: {function!r:.80} is no function with a name: write it with def")
     reward(name)(function)
     return name
-
-
-def home_of(function: Function) -> str:
-    """The file that defines a function; "__main__" for a script or notebook, whose cells have a file each."""
-    if getattr(function, "__module__", "") == "__main__":
-        return "__main__"
-    with suppress(TypeError):  # an object that is called
-        return inspect.getsourcefile(function) or "?"
-    return "?"
 
 
 GIVEN = ("prompts", "completions", "completion_ids")
