@@ -104,19 +104,17 @@ class CompletionScorer:
 
         `tokens` None: unknown; there is no length penalty, and extras see 0. `opened`: the chat template already
         opened the reasoning (see `format.check_format`). `parts`: the format check, where it was made on tokens.
-        `group`: which draw of the problem this is; all programs of a group run the same tests. `token_ids`: for rewards
-        that ask for them. Raises ConfigError for
-        impossible length limits, RunError when no verifier process can start.
+        `group`: which draw of the problem this is; all programs of a group run the same tests. `token_ids`: as sampled.
+        Raises ConfigError for impossible length limits, RunError when no verifier process can start.
         """
         settings, penalty = self.settings, 0.0
         if tokens is not None and settings.length:
             penalty = length_penalty(tokens, settings.length_max, settings.overlong_buffer, settings.length)
         if parts is None:
             parts = check_format(completion, opened=opened, verifier=verifier_for(problem))
+        if parts.ok and parts.answer is not None:
+            parts = refuse_format(problem, parts, settings.refuse)
         if not parts.ok or parts.answer is None:
-            return self._broken(parts.failed)
-        parts = refuse_format(problem, parts, settings.refuse)
-        if not parts.ok:
             return self._broken(parts.failed)
         parts = parts._replace(  # lone surrogates would break every later record
             reasoning=_storable(parts.reasoning), response=_storable(parts.response), answer=_storable(parts.answer)
