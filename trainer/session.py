@@ -100,7 +100,7 @@ class Session:
         self._rewards = {registered(function): _hash_of(function) for function in rewards}
         self._rows: dict[str, bytes] = {}
         """path in the run's folder -> the rows that are written there"""
-        given = {"reward": {"extra": dict.fromkeys(self._rewards, 1.0)}} if rewards else {}
+        given: dict[str, Any] = {"reward": {"extra": dict.fromkeys(self._rewards, 1.0)}} if rewards else {}
         given |= {"data": {"train": self._named(rows)}} if rows else {}
         given |= {"model": {"path": str(model)} if isinstance(model, str | Path) else model} if model else {}
         checks = (sources.missing_settings, complaints, not_installed, _refused)
