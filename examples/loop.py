@@ -3,8 +3,8 @@
     .venv/bin/python -m examples.loop
 
 What `python -m trainer` does in one command is here in the open: draw, sample, score, step, publish. Each update is
-proved as in a launch, and the run's folder (runs/loop) can be read by report and dashboard. In a notebook write
-`async with Session(...) as session:` in a cell of its own, or `session = await Session(...).__aenter__()`.
+proved as in a launch, and the run's folder (runs/loop) can be read by report and dashboard. The same command goes on
+from the newest checkpoint. `session.train()` takes such steps by itself: examples/notebook.ipynb.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ STEPS = 20
 OPTIONS = (
     "--name=loop",
     "--prepare.options.problems=400",
+    "--sft.steps=0",
     "--rollout.group_size=8",
     "--rollout.max_completion_tokens=24",
     "--rollout.max_async_level=0",
@@ -47,15 +48,15 @@ async def loop(*options: str) -> list[float]:
     """Train; returns the mean reward of each step."""
     means = []
     async with Session("configs/quickstart.toml", *OPTIONS, *options) as session:
-        for _ in range(STEPS):
+        while session.version < STEPS:
             groups = await session.sample(session.draw(16))
             metrics = await session.step([graded(group) for group in groups])
             await session.publish()
             means.append(metrics["reward/mean"])
-        await session.export(session.config.run_dir / "latest")
+        await session.export()
     return means
 
 
 if __name__ == "__main__":
-    rewards = asyncio.run(loop(*sys.argv[1:]))
-    sys.stdout.write(f"reward of the first step {rewards[0]:.3f}, of the last {rewards[-1]:.3f}\n")
+    if rewards := asyncio.run(loop(*sys.argv[1:])):  # [] where all steps were taken before
+        sys.stdout.write(f"reward of the first step {rewards[0]:.3f}, of the last {rewards[-1]:.3f}\n")

@@ -16,7 +16,8 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -69,8 +70,8 @@ class LocalConnection:
         return self.rank_name
 
     async def post(self, rank: int, request: CallRequest[Any]) -> None:
-        """Call the rank without waiting for its answer."""
-        self._asked.put_nowait((0, request))
+        """Call the rank without waiting for its answer, with copies of what the caller goes on with."""
+        self._asked.put_nowait((0, replace(request, message=deepcopy(request.message))))
 
     async def call_all(
         self, requests: Mapping[int, CallRequest[Result]], deadline_s: float, excused: Callable[[], set[int]] = set

@@ -136,3 +136,10 @@ def run_command(command: Callable[[], int], stopped: str = "stopped") -> int:
         return 1
     except (MaestraleError, OSError) as error:
         return print_error(error)
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """The first error inside (nested) groups that is not a cancellation."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

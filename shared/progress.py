@@ -116,8 +116,9 @@ class Progress:
         self.stream = stream or sys.stdout
         terminal = self.stream.isatty()
         self.console = PatientConsole(
-            file=self.stream, force_terminal=terminal, no_color=not terminal, highlight=False, soft_wrap=not terminal
-        )
+            file=self.stream, force_terminal=terminal, no_color=not terminal, highlight=False, soft_wrap=not terminal,
+            force_jupyter=False,
+        )  # fmt: skip
         self.terminal = terminal and not self.console.is_dumb_terminal
         self.full, self.empty = blocks(self.stream)
         self.clock = clock

@@ -27,6 +27,7 @@ from shared.atomic_write import write_whole
 from shared.config import Config
 from shared.errors import ConfigError
 from shared.json_reader import DEEP
+from shared.section import merged
 from shared.sections import Stage
 
 HOME = Path(__file__).resolve().parents[1]
@@ -67,20 +68,23 @@ def load(
     overrides: Sequence[str] = (),
     complaints: Complaints | None = None,
     environment: Mapping[str, str] | None = None,
+    given: Mapping[str, Any] | None = None,
 ) -> Config:
-    """Read the file of `settings_path` (TOML), apply overrides (["--steps=3", "--seed", "1"]), check everything.
+    """Read the file of `settings_path` (TOML), "" for none, apply overrides (["--steps=3", "--seed", "1"]), check
+    everything.
 
     complaints: yields further mistakes, those of sections that others read. environment: variables of which those that
-    begin with VARIABLES count too, before the overrides.
+    begin with VARIABLES count too, before the overrides. given: settings of a program, which come after the file.
 
     Raises ConfigError that lists all mistakes, one line each.
     """
-    path = settings_path(str(path))
-    table = read_toml(path)
-    if path.is_relative_to(HOME / "examples"):
+    file = settings_path(str(path))
+    table = read_toml(file) if path else {}
+    if file.is_relative_to(HOME / "examples"):
         table = from_home(table)
+    table = merged(table, given or {})
     origin = put_all(table, [*read_environment(environment or {}), *read_overrides(overrides)])
-    return check(table, str(path), origin, complaints)
+    return check(table, str(file) if path else "the given settings", origin, complaints)
 
 
 def settings_path(name: str) -> Path:

@@ -45,6 +45,11 @@ class Problem(msgspec.Struct, frozen=True):
     reasoning_language: str = ""
     """language in which its completions are to be reasoned and answered, and for which the prompt asks; "" for that of
     `text`, without a request"""
+    columns: dict[str, Any] = {}
+    """columns of its row, as they are there, for rewards that ask for them"""
+
+    def __repr__(self) -> str:
+        return f"Problem({self.id[-20:]!r}, {self.text[:50]!r}, answer={self.answer[:20]!r})"
 
     @property
     def verified(self) -> bool:
@@ -60,6 +65,9 @@ class Prompt(msgspec.Struct, frozen=True):
     problem: Problem
     token_ids: list[int]
     """[prompt_tokens]"""
+
+    def __repr__(self) -> str:
+        return f"Prompt({self.index}, {self.problem!r}, {len(self.token_ids)} tokens)"
 
 
 class VersionSpan(msgspec.Struct, frozen=True, gc=False):
@@ -134,6 +142,9 @@ class Completion(msgspec.Struct, gc=False):
     routes: list[bytes] = []
     """[prompt + tokens - 1] of a mixture whose routes are replayed: the experts that the engine chose for each token
     but the last, which it never read, [layers, experts of a token] uint8, or uint16 where there are more than 256"""
+
+    def __repr__(self) -> str:
+        return f"Completion({self.group}, {self.index}, {len(self.token_ids)} tokens, {self.finish_reason})"
 
     @property
     def turn_start(self) -> int:
@@ -250,6 +261,11 @@ class Group(msgspec.Struct, omit_defaults=True):
     """[group_size] what was said in each episode; in rollout files only"""
     source: str = ""
     """where an offline group comes from; "" for one that this run sampled"""
+
+    def __repr__(self) -> str:
+        totals = [reward.total for reward in self.rewards if reward is not None]
+        mean = f"{sum(totals) / len(totals):.3f}" if totals else "none yet"
+        return f"Group({self.prompt.problem!r}, {len(self.completions)} completions, mean reward {mean})"
 
     @property
     def complete(self) -> bool:

@@ -1,14 +1,18 @@
-"""Puts a run together: the same parts for a launch and for a session of your own."""
+"""Puts a run together, or goes on with one: the same parts for a launch and for a session of your own."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Callable, Sequence
 
 from rollout.client import EngineClient
 from shared.config import Config
 from shared.launch.watchdog import Peer
 from shared.progress import Progress
+from trainer import run_log
+from trainer.checkpoint import resume
 from trainer.checkpoint.origin import Origin
+from trainer.checkpoint.reader import VerifiedCheckpoint
 from trainer.checkpoint.writer import Checkpointer
 from trainer.client import TrainerClient
 from trainer.controller import TrainingLoop
@@ -58,3 +62,20 @@ def assemble(
         probe=source.probe(),
         evaluator=evaluator,
     )
+
+
+async def resumed(
+    config: Config, origin: Origin, ledger: Ledger, clock: PhaseTimer, arguments: Sequence[str], progress: Progress
+) -> VerifiedCheckpoint | None:
+    """Restore the state of the newest checkpoint that is whole, and return it; None for a run that begins. Raises
+    ConfigError for a run that cannot go on like this."""
+    checkpoint = await asyncio.to_thread(resume.find, config, origin, arguments, progress)
+    if checkpoint is None:
+        return None
+    for line in run_log.check_folder(config.run_dir):
+        progress.warning(line)
+    ledger.restore(checkpoint.state)
+    clock.before_s = checkpoint.manifest.seconds
+    run_log.forget_after(config.run_dir, ledger.version, ledger.stage.number)
+    progress.note(f"resuming {config.run_dir} from step {ledger.version} of {config.last_version}")
+    return checkpoint

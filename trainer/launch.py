@@ -23,11 +23,11 @@ from shared.launch.watchdog import PulseKeeper
 from shared.model import adapter_folder
 from shared.progress import Progress
 from shared.types import Problem
-from trainer import report, run_log
-from trainer.assembly import assemble
+from trainer import report
+from trainer.assembly import assemble, resumed
 from trainer.bottleneck import PHASES
 from trainer.check.remarks import objective_lines
-from trainer.checkpoint import resume, writer
+from trainer.checkpoint import writer
 from trainer.checkpoint.origin import Origin, origin_of, reference_parts
 from trainer.checkpoint.reader import VerifiedCheckpoint, compare_weights
 from trainer.checkpoint.safetensors_file import REFERENCE
@@ -232,19 +232,9 @@ class Launch:
     async def _resume(self, prompts: PromptFormat, ledger: Ledger, clock: PhaseTimer) -> Path | None:
         """Restore the state of the newest checkpoint that is whole, if there is one; returns its folder. Raises
         ConfigError for a run that cannot go on like this."""
-        config, progress = self.config, self.progress
         self.origin = await asyncio.to_thread(origin_of, self.given, self.sources, prompts)
-        checkpoint = await asyncio.to_thread(resume.find, config, self.origin, self.arguments, progress)
-        if checkpoint is None:
-            return None
-        for line in run_log.check_folder(config.run_dir):
-            progress.warning(line)
-        self.resumed = checkpoint
-        ledger.restore(checkpoint.state)
-        clock.before_s = checkpoint.manifest.seconds
-        run_log.forget_after(config.run_dir, ledger.version, ledger.stage.number)
-        progress.note(f"resuming {config.run_dir} from step {ledger.version} of {config.last_version}")
-        return checkpoint.folder
+        self.resumed = await resumed(self.config, self.origin, ledger, clock, self.arguments, self.progress)
+        return self.resumed.folder if self.resumed is not None else None
 
     def _assemble(self, data: RunData, ledger: Ledger, clock: PhaseTimer) -> TrainingLoop:
         evaluator = Evaluator(self.engines, data.scorer, data.source, data.validation, self.episodes)

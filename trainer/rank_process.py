@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from shared import settings_file
 from shared.clean_text import clean, clean_logs, print_traceback
 from shared.config import Config
-from shared.errors import ConfigError, DeadlineExceeded, InputError, MaestraleError
+from shared.errors import ConfigError, DeadlineExceeded, InputError, MaestraleError, first_cause
 from shared.launch import deaths, watchdog
 from shared.launch.deaths import RankFile
 from shared.launch.launch_folder import LaunchFolder
@@ -174,13 +174,6 @@ _asked: list[int] = []
 def _stop(number: int, frame: object) -> None:
     _asked.append(number)
     raise Asked(number)
-
-
-def first_cause(error: BaseException) -> BaseException:
-    """The first error inside (nested) groups that is not a cancellation."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _failed(error: BaseException, progress: Progress, launch: Launch | None) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from rollout.local_engine import LocalEngine
 from shared.chat import Chat
 from shared.config import Config
-from shared.types import Group, Problem, Prompt, Reward
+from shared.types import Completion, Group, Problem, Prompt
 from trainer.data.data_source import completion_seed
 from trainer.stages import Stages
 from verify.scorer import RewardScorer
@@ -18,12 +18,15 @@ from verify.scorer import RewardScorer
 class Solver:
     """Solves problems with one model. `engine` gives access to its weights."""
 
-    def __init__(self, config: Config, model_dir: Path, chat: Chat, warn: Callable[[str], None] = lambda text: None):
-        """config: model, rollout, reward, sync, deadlines and seed count. warn: gets a line when an engine died."""
+    def __init__(
+        self, config: Config, model_dir: Path, chat: Chat, warn: Callable[[str], None] = lambda text: None,
+        scorer: RewardScorer | None = None,
+    ):  # fmt: skip
+        """config: model, rollout, reward, sync, deadlines and seed count. warn: gets a line when an engine died.
+        scorer: None for one of its own."""
         self.config, self.chat = config, chat
         self.engine = LocalEngine(config, str(model_dir), warn, chat.stop_ids)
-        self.stages = Stages(config)
-        self.scorer = RewardScorer(self.stages, chat)
+        self.scorer = scorer or RewardScorer(Stages(config), chat)
 
     async def start(self, problems: Sequence[Problem]) -> str:
         """Start the engine and what grading these problems needs; returns a line on the isolation of programs, or "".
@@ -41,9 +44,16 @@ class Solver:
         """
         seeds = [completion_seed(self.config.seed, prompt.index, number) for number in range(samples)]
         completions = await self.engine.sample(prompt.token_ids, seeds)
-        scored = await asyncio.gather(*(self.scorer.score(prompt.problem, completion) for completion in completions))
-        rewards: list[Reward | None] = [reward for reward, _ in scored]
-        return Group(prompt, completions, rewards, [text for _, text in scored])
+        group = Group(prompt, completions, [None] * samples, [""] * samples)
+
+        async def score(completion: Completion) -> None:
+            reward, text = await self.scorer.score(prompt.problem, completion)
+            for settled in await self.scorer.settle(group, completion, reward, text):
+                group.rewards[settled.completion.index] = settled.reward
+                group.texts[settled.completion.index] = settled.text
+
+        await asyncio.gather(*map(score, completions))
+        return group
 
     async def close(self) -> None:
         """End all processes. May be called in any state."""

@@ -13,6 +13,7 @@ import importlib
 import inspect
 import math
 import operator
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +32,7 @@ from verify.plugins import (
     Case,
     Failed,
     Function,
+    InThread,
     log_sigmoid,
     put_in_force,
     read_options,
@@ -50,6 +52,8 @@ class Member(NamedTuple):
     """file and line of a plug-in's function"""
     group: bool = False
     """a reward of the group"""
+    columns: Mapping[str, str] = {}
+    """of the rows that it asks for, as `plugins.ByColumns.columns`"""
 
     async def value(self, case: Case) -> float:
         """Return the value of a completion. Raises Failed when the function raises, is late, or returns nonsense."""
@@ -80,6 +84,8 @@ class Member(NamedTuple):
     def _usable(self, value: Any) -> float:
         if not isinstance(value, int | float) or not math.isfinite(value) or value < self.floor:
             reason = f"returned {value!r:.80}, not a number of at least {self.floor:g}"
+            if isinstance(value, int | float) and value < self.floor:
+                reason += f' (@reward("{self.name}", lowest={value:g}) allows it)'
             raise Failed(Verdict.CRASH, f"reward {self.name}{f' ({self.location})' if self.location else ''}: {reason}")
         return value
 
@@ -122,6 +128,13 @@ class Chosen(NamedTuple):
     """rewards that a gate asks"""
     judges: list[Any]
     """the `llm_judge.Endpoint` of each judge that is asked"""
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The columns that these rewards ask for, as `plugins.ByColumns.columns`."""
+        members = [*self.gates, *(member for extra in self.extras for member in extra.members)]
+        asked = [pair for member in members for pair in member.columns.items()]
+        return dict(sorted(asked, key=lambda pair: pair[1]))
 
 
 def choose(settings: RewardWeights) -> Chosen:
@@ -182,7 +195,9 @@ def _of_files(settings: RewardWeights) -> dict[str, Member]:
     members = {}
     for reward in described.rewards:
         function = functools.partial(host.values if reward.group else host.value, reward)
-        members[reward.name] = Member(reward.name, function, reward.floor, None, reward.where, reward.group)
+        members[reward.name] = Member(
+            reward.name, function, reward.floor, None, reward.where, reward.group, reward.columns
+        )
     return members
 
 
@@ -220,4 +235,8 @@ def _member(
         raise ConfigError(f"{setting}.{name}: there is no such reward; {hint} Known: {', '.join(sorted(all_known))}")
     reward = REWARDS[name]
     read_options(name, reward.options, settings)
-    return Member(name, reward.make(settings), reward.lowest(settings), reward.deadline_s(settings), group=reward.group)
+    function, floor, deadline_s = reward.make(settings), reward.lowest(settings), reward.deadline_s(settings)
+    if reward.home not in {sys.modules[module].__file__ for module in READY if module in sys.modules}:
+        mine = InThread(name, function, deadline_s)
+        return Member(name, mine, floor, None, group=reward.group, columns=reward.columns)
+    return Member(name, function, floor, deadline_s, group=reward.group)

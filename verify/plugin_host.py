@@ -105,7 +105,7 @@ class Host:
     async def values(self, known: Described, cases: Sequence[Case]) -> list[float]:
         """Return [completions] the values of the cases of a group. Raises Failed when there are none."""
         settings, what = cases[0].settings.model_dump_json(), f"reward {known.name} ({known.where})"
-        fields = [(*case[:7], case.group) for case in cases]
+        fields = [(*case[:7], *case[8:]) for case in cases]
         return await self._call(what, known.deadline_s, PluginProcess.reward, settings, known.name, fields)
 
     def verifier(self, known: DescribedVerifier, settings: RewardWeights) -> Verifier:

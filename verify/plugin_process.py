@@ -36,6 +36,7 @@ class Described(msgspec.Struct):
     where: str
     """file and line of the function"""
     group: bool = False
+    columns: dict[str, str] = {}
 
 
 class DescribedVerifier(msgspec.Struct):
@@ -67,7 +68,7 @@ class Value(msgspec.Struct):
     reason: str = ""
 
 
-CaseFields = tuple[Problem, str, str, str, int, Verdict, float, int]
+CaseFields = tuple[Problem, str, str, str, int, Verdict, float, int, str, list[int]]
 """the fields of a `plugins.Case` in their order, without the settings"""
 
 
@@ -84,7 +85,7 @@ def function_of(name: str, settings: str) -> plugins.Function:
 
 
 def _where(function: Any, home: str) -> str:
-    code = getattr(getattr(function, "func", function), "__code__", None)
+    code = getattr(inspect.unwrap(getattr(function, "func", function)), "__code__", None)
     return f"{home}:{code.co_firstlineno}" if inspect.iscode(code) else home
 
 
@@ -132,7 +133,9 @@ class PluginProcess(Served):
         weights = settings_of(settings)
         plugins.read_options(known.name, known.options, weights)
         where = _where(function_of(known.name, settings), known.home)
-        return Described(known.name, float(known.lowest(weights)), known.deadline_s(weights), where, known.group)
+        return Described(
+            known.name, float(known.lowest(weights)), known.deadline_s(weights), where, known.group, {**known.columns}
+        )
 
     def _verifier(self, known: verifiers.Verifier) -> DescribedVerifier:
         where = _where(known.function, known.home)
@@ -155,7 +158,7 @@ class PluginProcess(Served):
         weights, known = settings_of(settings), plugins.REWARDS[name]
 
         def work() -> Any:
-            made = [plugins.Case(*fields[:7], weights, fields[7]) for fields in cases]
+            made = [plugins.Case(*fields[:7], weights, *fields[7:]) for fields in cases]
             return function_of(name, settings)(made if known.group else made[0])
 
         if known.group:

@@ -6,15 +6,22 @@ reward has options of its own, read from `options = { name = { option = value } 
 the value counts as log sigmoid(value - log_sigmoid). docs/rewards.md shows how to add one. A reward that fails or is
 late makes its completion "not graded" (the trainer masks it), never a crash.
 Those of plug-in files run in a process of their own (`plugin_host.py`), so that one that hangs or exits harms no other;
-so do the verifiers (`verify/verifiers`) that such files define.
+so do the verifiers (`verify/verifiers`) that such files define. Those that a program registers for a session of its own
+run in that program's process (`InThread`).
+
+A function with a parameter `completions`, `prompts` or `completion_ids` has TRL's signature (`ByColumns`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import math
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
@@ -23,6 +30,7 @@ from shared.errors import ConfigError
 from shared.judge_settings import Judge
 from shared.section import Section
 from shared.sections import RewardWeights
+from shared.served import line_of
 from shared.settings_file import literal, type_name
 from shared.types import Problem, Verdict
 
@@ -50,6 +58,10 @@ class Case(NamedTuple):
     """the [reward] section, length_max filled in"""
     group: int = 0
     """which draw of the problem this is: the same for all completions of a group"""
+    text: str = ""
+    """the whole completion, with the tags of its reasoning"""
+    token_ids: Sequence[int] = ()
+    """the completion as sampled; () where only its text is known"""
 
 
 class RewardOptions(Section):
@@ -79,6 +91,10 @@ class Registered(NamedTuple):
     """called once, with all completions of a group"""
     members: Callable[[RewardWeights], list[str]] | None = None
     """the rewards whose values a combination's function is given in place of a case"""
+    function: Function | None = None
+    """what `reward` decorates"""
+    columns: Mapping[str, str] = {}
+    """as `ByColumns.columns`"""
 
 
 _in_force = RewardWeights()
@@ -131,20 +147,26 @@ def reward(
     """Decorator: register a function as the reward `name`, which never returns less than `lowest`.
 
     options: of this reward; the function is also given them, as `options`, and so is a function `lowest`.
-    group: as `group_reward` does.
+    group: as `group_reward` does. The function takes a `Case`, or has TRL's signature (`ByColumns`).
     """
     kind = options or RewardOptions
 
     def known(function: F) -> F:
+        by_columns = bool({*inspect.signature(function).parameters} & {*GIVEN})
+        asked: Function = ByColumns(name, function) if by_columns else function
+
         def make(settings: RewardWeights) -> Function:
             if options is None:
-                return function
-            return functools.partial(function, options=read_options(name, kind, settings))
+                return asked
+            return functools.partial(asked, options=read_options(name, kind, settings))
 
         def least(settings: RewardWeights) -> float:
             return lowest(read_options(name, kind, settings)) if callable(lowest) else lowest
 
-        register(name, make, lowest=least, home=inspect.getsourcefile(function) or "?", options=kind, group=group)
+        notebook = getattr(function, "__module__", "") == "__main__"  # or script; each cell has a file of its own
+        home = "__main__" if notebook else inspect.getsourcefile(function) or "?"
+        register(name, make, lowest=least, home=home, options=kind, group=group)
+        REWARDS[name] = REWARDS[name]._replace(function=function, columns=getattr(asked, "columns", {}))
         return function
 
     return known
@@ -158,6 +180,107 @@ def group_reward(
     It is called when the last completion of the group has ended, and returns a number for each case. Else as `reward`.
     """
     return reward(name, lowest, options, group=True)
+
+
+def registered(function: Any) -> str:
+    """Return the name of a reward, under which a plain function is registered first: its own. Raises ConfigError."""
+    if known := [each.name for each in REWARDS.values() if each.function is function]:
+        return known[0]
+    name = getattr(function, "__name__", "")
+    if not callable(function) or not name.isidentifier():
+        raise ConfigError(f"rewards: {function!r:.80} is no function with a name: write it with def")
+    reward(name)(function)
+    return name
+
+
+GIVEN = ("prompts", "completions", "completion_ids")
+"""arguments of TRL's signature that are no columns of the rows"""
+EVERY = "*"
+"""stands for all columns"""
+
+
+class ByColumns:
+    """A function of a `Case` that calls one with TRL's signature, by keyword and with lists of one. That one returns a
+    list with a number, or None where the reward does not apply, which counts 0.
+
+    prompts and completions are texts, or lists of messages where the row's `prompt` is one; completion_ids are tokens;
+    further arguments are columns of the rows, None in a row that lacks one. Source: TRL, GRPO Trainer, "Using a custom
+    reward function".
+    """
+
+    def __init__(self, name: str, function: Function):
+        self.function, self.takes = function, inspect.signature(function).parameters
+        self.columns = {"prompt": ""}
+        """columns that it asks for -> `name` where it cannot do without, else \"\""""
+        for parameter in self.takes.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                self.columns[EVERY] = ""
+            elif parameter.name not in (*GIVEN, "options"):
+                self.columns[parameter.name] = name if parameter.default is parameter.empty else ""
+        functools.update_wrapper(self, function, ())
+
+    def __call__(self, case: Case, **options: Any) -> Any:
+        """Return the value, or an awaitable of it. Raises TypeError for what is no list of one."""
+        row, needed = case.problem.columns, [name for name, who in self.columns.items() if who]
+        talk = isinstance(row.get("prompt"), list)
+        given: dict[str, Any] = {name: [row.get(name)] for name in (*needed, *row) if name not in ("prompt", "options")}
+        given["prompts"] = [row["prompt"] if talk else case.problem.text]
+        given["completions"] = [[{"role": "assistant", "content": case.text}] if talk else case.text]
+        given["completion_ids"] = [list(case.token_ids)]
+        given = {name: value for name, value in given.items() if EVERY in self.columns or name in self.takes}
+        values = self.function(**given, **options)
+        return _awaited(values) if inspect.isawaitable(values) else _only(values)
+
+
+async def _awaited(values: Awaitable[Any]) -> float:
+    return _only(await values)
+
+
+def _only(values: Any) -> float:
+    try:
+        [value] = values
+        return 0.0 if value is None else float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"returned {values!r:.80}, not a list with a number or None for each completion") from error
+
+
+class InThread:
+    """A reward of this process with a deadline. Calls run one after the other, each in a thread, which cannot be ended:
+    while one hangs, further calls fail at once. What the function awaits is awaited here, and calls overlap."""
+
+    def __init__(self, name: str, function: Function, deadline_s: float):
+        self.name, self.function, self.deadline_s = name, function, deadline_s
+        self._turn, self._busy = asyncio.Lock(), False
+
+    async def __call__(self, given: Any) -> Any:
+        """Return the function's value. Raises Failed where it raises, or comes too late."""
+        async with self._turn:
+            if self._busy:
+                raise Failed(Verdict.TIMEOUT, f"reward {self.name}: an earlier call has not come to an end")
+            self._busy, answer = True, Future[Any]()
+            threading.Thread(target=self._run, args=(given, answer), name=f"reward {self.name}", daemon=True).start()
+            value = await self._in_time(asyncio.wrap_future(answer))
+        return await self._in_time(value) if inspect.isawaitable(value) else value
+
+    async def _in_time(self, work: Awaitable[Any]) -> Any:
+        try:
+            return await asyncio.wait_for(work, self.deadline_s)
+        except TimeoutError as error:
+            raise Failed(Verdict.TIMEOUT, f"reward {self.name}: no value after {self.deadline_s:g} s") from error
+        except Exception as error:
+            file = getattr(getattr(inspect.unwrap(self.function), "__code__", None), "co_filename", "")
+            at = f" ({place})" if (place := line_of(error, [file])) else ""
+            raise Failed(Verdict.CRASH, f"reward {self.name}{at}: {type(error).__name__}: {error}"[:500]) from error
+
+    def _run(self, given: Any, answer: Future[Any]) -> None:
+        try:
+            value, fault = self.function(given), None
+        except BaseException as error:  # noqa: BLE001 - raised where the value is awaited
+            ends = isinstance(error, StopIteration) or not isinstance(error, Exception)  # a loop, this program
+            value, fault = None, RuntimeError(f"it raises {error!r}") if ends else error
+        self._busy = False
+        with suppress(InvalidStateError, RuntimeError):  # nobody waits any more
+            answer.set_exception(fault) if fault is not None else answer.set_result(value)
 
 
 def read_options(name: str, kind: type[Kind], settings: RewardWeights) -> Kind:

@@ -86,6 +86,7 @@ def _item(row: Row) -> Item:
         raise DataError(f"{where}: 'tokens' is {tokens!r:.40}: it must be a whole number, the length of the response")
     inner: Any = fields["problem"] if isinstance(fields.get("problem"), dict) else fields
     problem = without_environment(read_problem(inner, where), where, "python -m verify grades")
+    problem = msgspec.structs.replace(problem, columns=dict(inner))
     return Item(row.number, problem, completion, tokens, fingerprint(json.dumps(fields)))
 
 

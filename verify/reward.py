@@ -98,23 +98,23 @@ class CompletionScorer:
         opened: bool = False,
         parts: Parts | None = None,
         group: int = 0,
+        token_ids: Sequence[int] = (),
     ) -> Reward:
         """Return the reward of a completion of `tokens` tokens (as sampled, end token included) with every component.
 
         `tokens` None: unknown; there is no length penalty, and extras see 0. `opened`: the chat template already
         opened the reasoning (see `format.check_format`). `parts`: the format check, where it was made on tokens.
-        `group`: which draw of the problem this is; all programs of a group run the same tests. Raises ConfigError for
-        impossible length limits, RunError when no verifier process can start.
+        `group`: which draw of the problem this is; all programs of a group run the same tests. `token_ids`: as sampled.
+        Raises ConfigError for impossible length limits, RunError when no verifier process can start.
         """
         settings, penalty = self.settings, 0.0
         if tokens is not None and settings.length:
             penalty = length_penalty(tokens, settings.length_max, settings.overlong_buffer, settings.length)
         if parts is None:
             parts = check_format(completion, opened=opened, verifier=verifier_for(problem))
+        if parts.ok and parts.answer is not None:
+            parts = refuse_format(problem, parts, settings.refuse)
         if not parts.ok or parts.answer is None:
-            return self._broken(parts.failed)
-        parts = refuse_format(problem, parts, settings.refuse)
-        if not parts.ok:
             return self._broken(parts.failed)
         parts = parts._replace(  # lone surrogates would break every later record
             reasoning=_storable(parts.reasoning), response=_storable(parts.response), answer=_storable(parts.answer)
@@ -136,7 +136,9 @@ class CompletionScorer:
         extra: dict[str, float] = {}
         if verdict.graded and (self._asked or settings.gates):
             parted = (parts.reasoning, parts.response, parts.answer or "")
-            case = Case(problem, *parted, tokens or 0, verdict, share or 0.0, settings, group)
+            case = Case(
+                problem, *parted, tokens or 0, verdict, share or 0.0, settings, group, _storable(completion), token_ids
+            )
             try:
                 values = await self._values(case)
             except Failed as failed:

@@ -146,7 +146,8 @@ class RewardScorer:
             last = text if not completion.turns else self.chat.think_prefix + self.chat.decode(completion.last_turn)
             parts = parts_of(self.chat, [*begun, *completion.last_turn], verifier_for(problem))
             tokens = completion.sampled_tokens
-            reward = await self.scorer.score(problem, last, tokens, parts=parts, group=completion.group)
+            ids = completion.last_turn
+            reward = await self.scorer.score(problem, last, tokens, parts=parts, group=completion.group, token_ids=ids)
         self._count(problem, reward)
         return reward, text
 
@@ -177,7 +178,8 @@ class RewardScorer:
         ids = [*self._begun(problem), *completion.token_ids]
         parts = parts_of(self.chat, ids, verifier_for(problem))
         given = (parts.reasoning, parts.response, reward.answer or "", completion.sampled_tokens, reward.verdict)
-        return Case(problem, *given, reward.share or 0.0, self.scorer.settings, completion.group)
+        more = completion.group, settled.text, completion.token_ids
+        return Case(problem, *given, reward.share or 0.0, self.scorer.settings, *more)
 
     def _begun(self, problem: Problem) -> list[int]:
         """[tokens] of the problem's prefix, which stand at the end of its prompt."""

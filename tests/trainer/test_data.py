@@ -282,3 +282,14 @@ def test_probe_sequences_differ_in_length_and_hold_problems_and_answers(system, 
     texts = ["".join(map(chr, ids)) for ids in probe]
     assert all(text.endswith(("fuenf"[-len(text) :], "eight"[-len(text) :])) for text in texts)
     assert max_tokens == 40 or "2+3?fuenf" in texts[1] + texts[2]
+
+
+def test_problems_keep_the_columns_that_rewards_ask_for_and_one_that_no_row_has_is_named(tmp_path):
+    rows = [{**GOOD, "level": 3, "other": 1}, {"prompt": [{"role": "user", "content": "2+2?"}], "label": "4"}]
+    path = written(tmp_path, *rows)
+    kept = [one.columns for one in read_problems(path, "data.train", kept={"prompt": "", "level": "mine"}).problems]
+    assert kept == [{"level": 3}, {"prompt": rows[1]["prompt"]}]
+    assert [one.columns for one in read_problems(path, "data.train", kept={"*": ""}).problems] == rows
+    assert not any(one.columns for one in read_problems(path, "data.train").problems)
+    with pytest.raises(DataError, match="reward mine asks for 'solution', and no row of .* has this column: they have"):
+        read_problems(path, "data.train", kept={"solution": "mine", "level": ""})

@@ -7,6 +7,7 @@ completions that a policy could learn to earn a reward with, and honest ones tha
 """
 
 import asyncio
+import re
 import threading
 from collections import defaultdict
 from typing import Any
@@ -264,7 +265,9 @@ async def test_failures_are_told_once_with_their_rate_and_end_the_run_above_a_sh
 
     [line] = await score("good", "bad", "good")
     assert line.startswith("not graded and not trained on: 1 of 3 completions (33.3%) are crash, reward sometimes")
-    assert "(first: problem 'bad': reward sometimes: ZeroDivisionError" in line
+    assert re.search(
+        r"\(first: problem 'bad': reward sometimes \(.*test_reward\.py:\d+ in .*\): ZeroDivisionError", line
+    )
     assert await score("bad") == [], "told again when it is ten times as frequent"
     assert "10 of 12 completions" in (await score(*["bad"] * 8))[0]
     with pytest.raises(RunError, match=r"max_failure_share.*of 200 completions.*first: problem 'bad': reward"):

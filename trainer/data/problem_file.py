@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from environments.environment import UnknownEnvironment, find
 from shared.config import Config
 from shared.errors import ConfigError, DataError
@@ -24,6 +26,7 @@ from verify.answer_checker import AnswerChecker
 from verify.ground_truth import is_doubtful, may_be_placeholder, not_an_answer
 from verify.math.dress import dress_of
 from verify.math.plain import decide
+from verify.plugins import EVERY
 from verify.published import NATIVE, renamed, to_native
 from verify.verifiers import check_language, known_domains, read_problem, verifier_for
 
@@ -73,15 +76,18 @@ class ProblemFile:
             )
 
 
-def read_problems(path: Path, setting: str, data: Data | None = None, environment: str = "") -> ProblemFile:
+def read_problems(
+    path: Path, setting: str, data: Data | None = None, environment: str = "", kept: Mapping[str, str] | None = None
+) -> ProblemFile:
     """Read a file of {"problem", "answer" or "tests", "id"?, "language"?, "domain"?, "source"?, "environment"?,
     "checker"?, "answer_form"?, "prefix"?} rows, or of a published shape (`verify.published`).
 
     `setting` is named in errors (e.g. "data.train"). data: its columns hold the fields, its domains and templates name
     further domains, and its `open_share` = 1 says that no answer of data.train is compared. environment: of rows that
-    name none. Raises DataError with file, line numbers and repair.
+    name none. kept: columns that rewards ask for (`plugins.ByColumns.columns`), which problems keep. Raises DataError
+    with file, line numbers and repair.
     """
-    data = data or Data()
+    data, kept = data or Data(), kept or {}
     file, faults, seen = ProblemFile(path, setting), list[str](), set[str]()
     for row in read_rows(path, setting, faults):
         try:
@@ -89,6 +95,9 @@ def read_problems(path: Path, setting: str, data: Data | None = None, environmen
             fields, shape = to_native(renamed(row.fields, data.columns, row.where), row.where)
             fields = {"environment": environment} | fields if environment else fields
             problem = read_problem(fields, row.where)
+            if kept:
+                columns = {name: cell for name, cell in row.fields.items() if name in kept or EVERY in kept}
+                problem = replace(problem, columns=columns)
             _check(problem, row.where, compared=data.open_share < 1 or setting != "data.train")
             if problem.id in file.lines:
                 raise DataError(
@@ -107,6 +116,10 @@ def read_problems(path: Path, setting: str, data: Data | None = None, environmen
     if gone and setting == "data.train":
         shown = ", ".join(map(repr, sorted(seen)))
         raise DataError(f"data.columns names '{gone[0]}', and no row of {path} has this column: they have {shown}")
+    for name, who in kept.items():
+        if who and name not in seen:
+            shown = ", ".join(map(repr, sorted(seen)))
+            raise DataError(f"reward {who} asks for '{name}', and no row of {path} has this column: they have {shown}")
     if not file.problems:
         raise DataError(f"{setting}: {path} holds no problem")
     _doubts(file, data)

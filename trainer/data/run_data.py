@@ -14,6 +14,7 @@ from shared.chat import Chat
 from shared.config import Config
 from shared.jsonl import spread
 from shared.progress import Progress
+from shared.types import Problem
 from trainer.data.copies import tell_copies, tell_shared
 from trainer.data.data_source import DataSource, PromptFormat, opened
 from trainer.data.environment_rows import start_episodes
@@ -29,18 +30,24 @@ from verify.chosen_rewards import choose
 from verify.scorer import RewardScorer
 
 
+def columns_of_rewards(config: Config) -> dict[str, str]:
+    """The columns that the rewards of a run ask for (`plugins.ByColumns.columns`). Runs their files, which may define
+    the verifiers of rows. Raises ConfigError."""
+    chosen = [choose(stage.reward).columns for stage in reversed(config.every_stage)]
+    return {name: who for columns in chosen for name, who in columns.items()}
+
+
 def read_files(config: Config, train: Path | None, validation: Path | None) -> list[ProblemFile]:
     """Read the files of problems: those to train on, then those to validate on, and look for problems that are in
     them more than once. Raises DataError."""
-    for stage in reversed(config.every_stage):
-        choose(stage.reward)  # its files may define the verifiers of the rows
+    kept = columns_of_rewards(config)
     name, files = config.environment.name, list[ProblemFile]()
     if train is not None:
-        files.append(read_problems(train, "data.train", config.data, name))
+        files.append(read_problems(train, "data.train", config.data, name, kept))
         if Need.GROUND_TRUTH in needs(config):
             refuse_prose(files[0])
     if validation is not None:
-        files.append(read_problems(validation, "data.validation", config.data, name))
+        files.append(read_problems(validation, "data.validation", config.data, name, kept))
     for file in files:
         tell_copies(file)
     if len(files) == 2:
@@ -99,15 +106,19 @@ class RunData:
         """Check ground truths and lengths of the problems that are used."""
         for file in self.files:
             trained, few = file.setting == "data.train", self.config.evaluate.problems
-            self.progress.note(file.read_as)
-            problems = self.source.problems if trained else spread(file.problems, few)
-            await check_answers(file, problems, self.scorer.checker, self.config)
-            long = await asyncio.to_thread(self.source.measure, problems)
-            left = without_long(file, problems, long, self.source.room)
+            left = await self.checked(file, self.source.problems if trained else spread(file.problems, few))
             if not trained:
                 self.validation = left
-            for line in file.warnings:
-                self.progress.warning(line)
+
+    async def checked(self, file: ProblemFile, problems: list[Problem]) -> list[Problem]:
+        """Check ground truths and lengths of problems of a file; returns those that fit. Raises DataError."""
+        self.progress.note(file.read_as)
+        await check_answers(file, problems, self.scorer.checker, self.config)
+        long = await asyncio.to_thread(self.source.measure, problems)
+        left = without_long(file, problems, long, self.source.room)
+        for line in file.warnings:
+            self.progress.warning(line)
+        return left
 
     async def _read_demonstrations(self) -> None:
         config, warning = self.config, self.progress.warning
