@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rollout import warm_up
-from rollout.start import engine_processes, kill_engines, last_words, started_within
+from rollout.start import engine_processes, kill_engines, last_words, log_no_traceback, started_within
 from rollout.vllm_config import GPU_SHARE, make_vllm_config, prepare_environment, read_stop_tokens
 from serve.engine import Candidate, Constraint, Delta, EngineDied, EngineRefused, SamplingParameters
 from serve.engine_deaths import EngineFailover, EngineWatch
@@ -153,7 +153,7 @@ class VllmEngine:
         except TimeoutError as error:
             raise ModelError(f"vLLM hangs at the start of {self.model_dir}: {error}") from error
         except (RuntimeError, ValueError) as error:
-            raise ModelError(f"vLLM cannot serve {self.model_dir}, as it says above: {error}") from error
+            raise ModelError(f"vLLM cannot serve {self.model_dir}: {error}") from error
         # what the imports left will stay: searching through it for garbage would stop all responses each time
         gc.collect()
         gc.freeze()
@@ -306,6 +306,8 @@ class VllmEngine:
             await self._end_process()
 
     async def _end_process(self) -> None:
+        if self.llm is not None and self.llm.errored:
+            await asyncio.to_thread(last_words)  # its process may still be ending
         await self.watch.end()
         llm, self.llm = self.llm, None
         if llm is not None:
@@ -319,6 +321,8 @@ def import_vllm() -> None:
     """Import vLLM in a call of its own: one of its modules keeps the stack of its first import, and its variables."""
     prepare_environment(given_threads(otherwise=len(os.sched_getaffinity(0))))
     from serve import vllm_parts  # noqa: F401
+
+    log_no_traceback("vllm.v1.engine.async_llm")  # the engine process says why it died
 
 
 class AdapterRequests:
