@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +28,14 @@ class LockHolder(msgspec.Struct):
     since: str
     ended: str = ""
     """how it ended; "" while it runs"""
+
+
+def forget_refused(run_dir: Path) -> None:
+    """Remove the folder of a launch that was refused before it wrote anything but its lock and stacks."""
+    with suppress(OSError), (run_dir / "lock").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # else another launch has begun in it
+        if {path.name for path in run_dir.iterdir()} <= {"lock", "stacks"}:
+            shutil.rmtree(run_dir)
 
 
 class RunLock:
