@@ -214,12 +214,12 @@ class Progress:
         total = f"/{self.steps}" if self.steps else ""
         cells = [f"[bold]step {step}{total}[/]"]
         cells += [f"[dim]{label}[/] {form.format(metrics[key])}" for label, key, form in columns if key in metrics]
-        cells.append(duration(took))
+        last = [duration(took)]
         if self.steps > step:
-            cells.append(f"[dim]left[/] {duration((self.steps - step) * self.step_s)}")
-        if (slow := bottleneck(metrics)) and Text.from_markup("  ".join([*cells, slow])).cell_len <= LINE:
-            cells.append(f"[dim]{slow}[/]")
-        return "  ".join(cells)
+            last.append(f"[dim]left[/] {duration((self.steps - step) * self.step_s)}")
+        slow = [f"[dim]{name}[/]"] if (name := bottleneck(metrics)) else []
+        lines = ["  ".join(parts) for parts in ([*cells, *last, *slow], [*cells, *last], [*cells[:-1], *last])]
+        return next((line for line in lines if Text.from_markup(line).cell_len <= LINE), lines[-1])
 
     # ---- the line that moves ---------------------------------------------------------------------------------
 

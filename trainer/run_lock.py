@@ -28,6 +28,8 @@ class LockHolder(msgspec.Struct):
     since: str
     ended: str = ""
     """how it ended; "" while it runs"""
+    until: float = 0.0
+    """Unix time of its end, in s"""
 
 
 def forget_refused(run_dir: Path) -> None:
@@ -80,7 +82,7 @@ class RunLock:
 
     def close(self, ended: str) -> None:
         """Write how this launch ended, and release the lock."""
-        self.launch.ended = ended
+        self.launch.ended, self.launch.until = ended, time.time()
         for last in (self._write, self.file.close):
             with suppress(OSError):  # a disk that fails has been reported
                 last()
