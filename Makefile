@@ -161,7 +161,7 @@ $(VENV)/.installed-%: pyproject.toml overrides-cpu.txt | $(VENV)/bin/uv
 		$(CPU_TORCH);; \
 	esac; \
 	extras='$*'; \
-	echo "installing maestrale[$${extras//-/,}] into $(VENV)"; \
+	echo "installing .[$${extras//-/,}] into $(VENV)"; \
 	if [ -n '$(LOCKED)' ]; then \
 		$(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python "$${options[@]}" --no-deps --require-hashes \
 			-r locks/$(firstword $(subst -, ,$*)).txt; \

@@ -103,20 +103,45 @@ class RunFolder:
         return {
             "name": self.name, "kind": kind if isinstance(kind, str) else "train", "step": number(last.get("step")),
             "steps": number(total), "reward": reward[-1] if reward else None,
-            "accuracy": accuracy[-1] if accuracy else None, "step_s": number(last.get("time/step_s")),
+            "accuracy": accuracy[-1] if accuracy else None, "evaluated": self._before_after(),
+            "step_s": number(last.get("time/step_s")),
             "total_s": number(last.get("time/total_s")), "written": self._written(), **self._state(last),
         }  # fmt: skip
 
+    def _before_after(self) -> list[float] | None:
+        """Accuracy of the first and the last evaluation, at the temperature of its rollouts where it has such; None
+        before there are two versions."""
+        with self.lock:
+            evaluated = [
+                (version, one.get("temperature"), accuracy)
+                for one in self.evaluations()
+                if (version := one["version"]) is not None and (accuracy := number(one.get("accuracy"))) is not None
+            ]
+        sampled = self.settings().get("rollout.temperature", 1.0)
+        chosen = sampled if any(one[1] == sampled for one in evaluated) else evaluated[-1][1] if evaluated else None
+        series = sorted((version, accuracy) for version, temperature, accuracy in evaluated if temperature == chosen)
+        return [series[0][1], series[-1][1]] if series and series[0][0] < series[-1][0] else None
+
+    def _holder(self) -> dict[str, Any]:
+        """What the lock says of the launch that has it, or had it last; {} where it cannot be read."""
+        try:
+            return decode_json(read_small(self.folder / "lock", 4096), dict[str, Any])
+        except ValueError:
+            return {}
+
     def _written(self) -> float:
-        """Unix time at which it was last written to, in s; 0 if that is not known."""
+        """Unix time at which it was last written to, in s; 0 if that is not known. Of a run that has ended by what it
+        recorded itself: a copy of its folder has other times of files."""
+        if self._holder().get("ended"):
+            ends = [self._holder(), *rows_of(last_lines(self.folder / "metrics.jsonl")[-1:])]
+            ends += rows_of(last_lines(self.folder / "phases.jsonl")[-1:])
+            if times := [at for row in ends for name in ("until", "time") if (at := number(row.get(name)))]:
+                return max(times)
         return max(self.signature()[1::2]) / 1e9
 
     def _state(self, last: dict[str, Any]) -> dict[str, str]:
         """{"state": running, finished, stopped, crashed, silent or unknown, "story": how that is known}."""
-        try:
-            holder = decode_json(read_small(self.folder / "lock", 4096), dict[str, Any])
-        except ValueError:
-            holder = {}
+        holder = self._holder()
         pid, ended, host = holder.get("pid"), holder.get("ended"), holder.get("host")
         if not isinstance(ended, str) or not isinstance(pid, int):
             return {"state": "unknown", "story": "it has no lock: an older run, or one of another program"}

@@ -159,7 +159,7 @@ def follow(run: RunFolder, name: str) -> int:
                 raise
             follower.close(state == "finished")
         except ImportError as error:
-            raise ConfigError(f'{error}: `pip install "maestrale[{name}]"`') from error
+            raise ConfigError(f"{error}: `pip install {name}`") from error
         except Exception as error:
             raise RunError(f"{name}: {type(error).__name__}: {error}") from error
     return follower.refused

@@ -9,7 +9,7 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 from rollout.vllm_config import THREADS_VARIABLE
 from rollout.warm_up import allow_amx
-from shared.model.cpu.processor import keep_freed_memory
+from shared.model.cpu.processor import fewest_fast, keep_freed_memory, measure_threads
 
 
 class CpuWorker(CPUWorker):
@@ -21,9 +21,20 @@ class CpuWorker(CPUWorker):
     eight, q, k, v and the MLP's output.
     """
 
+    seconds: dict[int, float] = {}
+
     def init_device(self) -> None:
         """Prepare this process. The parent forked with one thread, and vLLM disabled torch's own setter."""
         super().init_device()
         allow_amx()
+        given, _, most = os.environ.get(THREADS_VARIABLE, "1").partition("-")
+        shape, dtype = self.model_config.hf_text_config, self.model_config.dtype
+        if most:
+            inner = getattr(shape, "intermediate_size", 4 * shape.hidden_size)
+            self.seconds = measure_threads(int(most), shape.hidden_size, inner, dtype)
         keep_freed_memory()
-        torch._C.set_num_threads(int(os.environ.get(THREADS_VARIABLE, "1")))
+        torch._C.set_num_threads(fewest_fast(self.seconds) if most else int(given))
+
+    def maestrale_threads(self) -> dict[int, float]:
+        """Seconds of a layer's products by the number of threads that they were measured with; {} if none were."""
+        return self.seconds

@@ -15,6 +15,7 @@ import re
 import stat
 import tempfile
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +37,8 @@ ENGINE_PROCESS = "EngineCore"
 REASON_VARIABLE = "MAESTRALE_START_REASON"
 REASON_BYTES, MOST_REASON_BYTES = 600, 8192
 """most bytes of an exception's message, and of the whole reason"""
+CLEAN_UP_S = 5.0
+"""how long an engine process may take from the report of its end to its last words, and from these to its end"""
 SLOW_DISK = 200e6
 """bytes/s"""
 CHECKPOINT_FACTOR = 6
@@ -95,10 +98,15 @@ def _reason_file() -> int:
 
 def last_words() -> str:
     """The exception of which the engine process that was started last has died, with the file of its traceback; "" for
-    none. To be asked when that process has ended, or is about to."""
-    for child in engine_processes():
-        child.join(1.0)
-    return os.pread(_reason_file(), MOST_REASON_BYTES, 0).decode(errors="replace")
+    none. To be asked when that process has ended, or is about to: vLLM reports its end before it cleans up."""
+    end = time.monotonic() + CLEAN_UP_S
+    while not (words := os.pread(_reason_file(), MOST_REASON_BYTES, 0)) and time.monotonic() < end:
+        if not (living := engine_processes()):
+            break
+        living.pop().join(0.1)
+    for child in engine_processes() if words else ():
+        child.join(CLEAN_UP_S)
+    return words.decode(errors="replace")
 
 
 def _killed(words: str, kills_before: int) -> str:
@@ -120,30 +128,35 @@ def _enter_by_us() -> None:
 
 
 def run_engine_core(*arguments: Any, **named: Any) -> None:
-    """Run vLLM's entry function of an engine process; if it raises, write the reason to REASON_VARIABLE's file. Where
-    there is a folder for stacks, its traceback stands there, and not among the lines of the launch."""
+    """Run vLLM's entry function of an engine process; if it raises, write the reason to REASON_VARIABLE's file. The
+    traceback stands in a file of its own, and not on the screen: in the folder for stacks, else where temporary files
+    are."""
     from vllm.v1.engine.core import EngineCoreProc
 
     leave_connections()
+    folder = os.environ.get(STACKS_VARIABLE) or tempfile.gettempdir()
     tempfile.tempdir = os.environ.get(FOLDER_VARIABLE)  # vLLM's file for the ranks of an engine stays when it is killed
     if BELOW_A_RANK in os.environ:
         die_with_parent()
-    if folder := os.environ.get(STACKS_VARIABLE):
-        logging.getLogger("vllm.v1.engine.core").setLevel(logging.CRITICAL)
+    log_no_traceback("vllm.v1.engine.core")
     try:
         allow_routes()
         getattr(EngineCoreProc, "entered_before", EngineCoreProc.run_engine_core)(*arguments, **named)
     except Exception as error:
         text = " ".join(f"{type(error).__name__}: {error}".split())[:REASON_BYTES]
         with contextlib.suppress(OSError):
-            if folder:
-                file = Path(folder, f"engine_{os.getpid()}.traceback")
-                file.write_text(clean(traceback.format_exc()), encoding="utf-8")
-                text += f" (its traceback: {file})"
+            number, file = tempfile.mkstemp(".traceback", f"engine_{os.getpid()}_", folder)
+            with open(number, "w", encoding="utf-8") as output:
+                output.write(clean(traceback.format_exc()))
+            text += f" (its traceback: {file})"
             Path(os.environ.get(REASON_VARIABLE, os.devnull)).write_bytes(text.encode(errors="replace"))
-            if folder:
-                raise SystemExit(1) from error
+            raise SystemExit(1) from error
         raise
+
+
+def log_no_traceback(name: str) -> None:
+    """Leave tracebacks out of the log of a module of vLLM. A level would not last: vLLM resets those of its loggers."""
+    logging.getLogger(name).addFilter(lambda record: not record.exc_info)
 
 
 def leave_connections() -> None:

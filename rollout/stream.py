@@ -8,9 +8,11 @@ each with the policy version that vLLM attached in the engine process to exactly
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import signal
+import time
 from collections.abc import Callable
 
 from vllm import SamplingParams
@@ -90,15 +92,18 @@ class TokenLLM(AsyncLLM):
         manager = self.engine_core.resources.engine_manager
         for process in getattr(manager, "processes", []):
             if process.pid is not None and process.is_alive():
-                os.kill(process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process.pid, signal.SIGKILL)
 
     def how_it_ended(self) -> str:
         """Return e.g. "its process (pid 77) was killed by signal 9 (SIGKILL)"; "" if it lives."""
-        manager = self.engine_core.resources.engine_manager
+        words, manager = last_words(), self.engine_core.resources.engine_manager
         for process in getattr(manager, "processes", []):
-            process.join(1.0)  # the line to it breaks first
+            for _ in range(100):  # the line to it breaks first, and a thread of vLLM may be about to take its status
+                if process.exitcode is None:
+                    time.sleep(0.01)
             if process.exitcode is not None:
-                return f"its process (pid {process.pid}) {deaths.how(process.exitcode, last_words())}"
+                return f"its process (pid {process.pid}) {deaths.how(process.exitcode, words)}"
         return ""
 
     def pids(self) -> list[int]:

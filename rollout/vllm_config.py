@@ -5,8 +5,8 @@ Triton's attention, which vLLM takes for float32, would round its products to TF
 differ from the trainers' by more than the proof of an update allows.
 On the CPU the engine process is forked (3-6 s instead of 30): the parent keeps one OpenMP thread, since a pool does
 not survive a fork, and the child takes half of the user's OMP_NUM_THREADS, because engines share the cores with
-trainers; that of a server has every core (MAESTRALE_ENGINE_THREADS for another number). Two small sampler functions are
-not compiled (15 s of a C++ compiler); `count_at_least` replaces the one that is slow uncompiled.
+trainers; that of a server measures how many are fastest (MAESTRALE_ENGINE_THREADS for a number). Two small sampler
+functions are not compiled (15 s of a C++ compiler); `count_at_least` replaces the one that is slow uncompiled.
 torchrun's variables are removed from the environment: vLLM's process groups would wait for a server that never starts.
 """
 
@@ -39,7 +39,7 @@ TORCHRUN_VARIABLES = (
     "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
 )  # fmt: skip
 THREADS_VARIABLE = "MAESTRALE_ENGINE_THREADS"
-"""CPU threads of an engine process"""
+"""CPU threads of an engine process; "1-8": as many of one to eight as are fastest when it starts"""
 START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
 FOLDER_VARIABLE = "VLLM_RPC_BASE_PATH"
 KERNEL_CACHE = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
@@ -62,11 +62,11 @@ WORKER_EXTENSION = "rollout.weights.vllm_backend.WorkerExtension"
 CPU_WORKER = "rollout.cpu_worker.CpuWorker"
 
 
-def prepare_environment(threads: int = 0) -> None:
+def prepare_environment(threads: int | str = 0) -> None:
     """Set what vLLM reads at import, and remove what torchrun left. Idempotent; values the user set stay.
 
-    threads: of an engine on a CPU; 0 for half of OMP_NUM_THREADS. Raises ConfigError for a start method that cannot
-    work on GPUs.
+    threads: of an engine on a CPU, as in THREADS_VARIABLE; 0 for half of OMP_NUM_THREADS. Raises ConfigError for a
+    start method that cannot work on GPUs.
     """
     for name in [*TORCHRUN_VARIABLES, *(name for name in os.environ if name.startswith("TORCHELASTIC_"))]:
         os.environ.pop(name, None)

@@ -29,6 +29,7 @@ from multiprocessing.process import BaseProcess
 
 import psutil
 
+from rollout.start import last_words
 from serve.engine import CrashingRequest, Delta, EngineDied, SamplingParameters
 from shared.launch import deaths
 
@@ -237,7 +238,7 @@ class EngineWatch:
         await asyncio.wait([self._task])
         for code in [process.exitcode for process in self._processes]:
             if code is not None and not self.frozen:
-                why = deaths.how(code) + deaths.advice(code, "server's engine", 0, self._kills_before)
+                why = deaths.how(code, last_words()) + deaths.advice(code, "server's engine", 0, self._kills_before)
                 log.error("the engine's process %s", why)
         self._task = None
 

@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import gc
 import itertools
+import logging
 import os
 import time
 from collections.abc import AsyncGenerator, Collection, Iterable, Mapping
@@ -20,13 +21,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rollout import warm_up
-from rollout.start import engine_processes, kill_engines, last_words, started_within
-from rollout.vllm_config import GPU_SHARE, make_vllm_config, prepare_environment, read_stop_tokens
+from rollout.start import engine_processes, kill_engines, last_words, log_no_traceback, started_within
+from rollout.vllm_config import GPU_SHARE, THREADS_VARIABLE, make_vllm_config, prepare_environment, read_stop_tokens
 from serve.engine import Candidate, Constraint, Delta, EngineDied, EngineRefused, SamplingParameters
 from serve.engine_deaths import EngineFailover, EngineWatch
 from shared.errors import ConfigError, ModelError
 from shared.launch.adaptive_deadline import AdaptiveDeadline
-from shared.model.cpu.processor import given_threads
+from shared.model.cpu.processor import fewest_fast, given_threads, usable_cores
 from shared.model.model_card import read_card
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from serve.adapters import ServedAdapter
     from serve.vllm_parts import StepLLM
 
+log = logging.getLogger("serve")
 CPU_CACHE_BYTES = 1 << 30
 LOAD_DEADLINE_S = 600.0
 START_DEADLINE_S = 1800.0
@@ -96,6 +98,7 @@ class VllmEngine:
                 await asyncio.to_thread(import_vllm)
                 self.llm = await asyncio.to_thread(self._begin)
                 self.watch.start(self.llm.is_sleeping, engine_processes() - others)
+                await self._keep_threads(self.llm)
                 for name, request in self._adapters.current.items():
                     await self._add_adapter(self.llm, name, request)
                 await self._warm_up()
@@ -106,6 +109,19 @@ class VllmEngine:
                 await self._end_process()  # it may be there, without its adapters or its warm-up
                 raise
         self.failover.release_waiting(True)
+
+    async def _keep_threads(self, llm: StepLLM) -> None:
+        """Log the number of threads that the engine process has chosen, and let later ones take it too: another number
+        rounds differently."""
+        if "-" not in os.environ.get(THREADS_VARIABLE, ""):
+            return
+        [seconds] = await llm.collective_rpc("maestrale_threads")
+        threads = fewest_fast(seconds)
+        os.environ[THREADS_VARIABLE] = str(threads)
+        measured = ", ".join(f"{count}: {1000 * took:.2f} ms" for count, took in seconds.items())
+        log.info(
+            "threads of the engine: %d (a layer took with %s); OMP_NUM_THREADS sets another number", threads, measured
+        )
 
     async def _warm_up(self) -> None:
         """Sample from the warm-up prompts before users' prompts. Raises ModelError if the engine dies of one."""
@@ -153,7 +169,7 @@ class VllmEngine:
         except TimeoutError as error:
             raise ModelError(f"vLLM hangs at the start of {self.model_dir}: {error}") from error
         except (RuntimeError, ValueError) as error:
-            raise ModelError(f"vLLM cannot serve {self.model_dir}, as it says above: {error}") from error
+            raise ModelError(f"vLLM cannot serve {self.model_dir}: {error}") from error
         # what the imports left will stay: searching through it for garbage would stop all responses each time
         gc.collect()
         gc.freeze()
@@ -306,6 +322,8 @@ class VllmEngine:
             await self._end_process()
 
     async def _end_process(self) -> None:
+        if self.llm is not None and self.llm.errored:
+            await asyncio.to_thread(last_words)  # its process may still be ending
         await self.watch.end()
         llm, self.llm = self.llm, None
         if llm is not None:
@@ -317,8 +335,11 @@ class VllmEngine:
 
 def import_vllm() -> None:
     """Import vLLM in a call of its own: one of its modules keeps the stack of its first import, and its variables."""
-    prepare_environment(given_threads(otherwise=len(os.sched_getaffinity(0))))
+    cores = usable_cores()
+    prepare_environment(given_threads(otherwise=0) or (f"1-{cores}" if cores > 1 else 1))
     from serve import vllm_parts  # noqa: F401
+
+    log_no_traceback("vllm.v1.engine.async_llm")  # the engine process says why it died
 
 
 class AdapterRequests:

@@ -112,8 +112,8 @@ class Chat:
         text, given = template or self._template_of_folder(), arguments or {}
         if not text:
             raise ModelError(
-                f"{folder} has no chat template (a base model?): set model.chat_template to a file, or add "
-                "chat_template.jinja to the folder, for instance that of the same family's instruct model"
+                f'{folder} has no chat template (a base model?): set model.chat_template = "plain" or to a file, or '
+                "add chat_template.jinja to the folder, for instance that of the same family's instruct model"
             )
         try_template(f"{text}{given}", lambda: self._render_most(text, given), self._whose)
         self._use(text, given)

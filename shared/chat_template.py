@@ -24,6 +24,13 @@ ANSWER, AGAIN = 'It is <42> & "no" less,\nI Think.', "And why <Is> that & 'not' 
 """texts that a template changes if it cuts, escapes or folds any"""
 MARK = "MARK{}MARK"
 """a text in the place of a message, by number"""
+READY = {
+    "plain": "{% for message in messages %}{% if message.role == 'system' %}{{ message.content }}\n\n"
+    "{% else %}{{ message.role | capitalize }}:\n{{ message.content }}"
+    "{{ eos_token if message.role == 'assistant' }}\n\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:\n{% endif %}"
+}
+"""templates for models without one, by the name that model.chat_template gives"""
 REASONING_TAGS = (TEXT, CONTROL)
 """those that runs ask for"""
 CLOSED = re.compile(r"[^>\]\s]*$")

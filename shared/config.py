@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from shared import sections
+from shared.chat_template import READY
 from shared.environment_settings import EnvironmentSettings
 from shared.errors import ConfigError
 from shared.json_reader import parse_json
@@ -167,7 +168,9 @@ class Config(Section):
 
     def with_template(self) -> Config:
         """The settings with the text of model.chat_template in place of its file. Raises ConfigError."""
-        text = self.model.chat_template
+        text = READY.get(self.model.chat_template, self.model.chat_template)
+        if text in READY.values():
+            return self.model_copy(update={"model": self.model.model_copy(update={"chat_template": text})})
         if not text or re.search(r"{[{%]", text):
             return self
         path = Path(self.locate(text))

@@ -23,8 +23,8 @@ class Model(Section):
     router_replay: bool = True
     """train each token of a mixture of experts with the experts that the engine chose for it (docs/models.md)"""
     chat_template: str = ""
-    """a file with the chat template to use in place of the model's own, or the text itself; exports keep it. "" for the
-    model's own: base models may have none"""
+    """a file with the chat template to use in place of the model's own, or the text itself, or "plain" (lines User:
+    and Assistant:) for a base model without one; exports keep it. "" for the model's own"""
     template: dict[str, bool | int | float | str] = {}
     """arguments of the chat template, e.g. { enable_thinking = true }; serving has them too, and requests may change
     them (chat_template_kwargs)"""

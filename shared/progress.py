@@ -33,6 +33,12 @@ PLAIN_EVERY_S = 10.0
 DRAW_EVERY_S = 0.1
 """on a terminal, the bar is drawn at most this often"""
 BAR_WIDTH = 20
+LINE = 100
+"""most characters of the line after a step"""
+LEGEND = """(acc: right answers; lang: problem, reasoning and answer in one language; len: tokens;
+    age: versions of the weights since the oldest token was sampled; kl: nats, sampling policy from
+    the trainers'; at the end the slowest part of the step)"""
+"""is printed once, below the first step"""
 SMOOTHING = 0.3
 """weight of the newest step in the mean step time"""
 
@@ -129,7 +135,7 @@ class Progress:
         """smoothed seconds of a step; 0 until the first has ended"""
         self.steps = 0
         """steps of the whole run; known from the first bar"""
-        self._bar_shown = False
+        self._bar_shown = self._explained = False
         self._counted_since = self.started
         """when the first completion of a phase that only samples had ended"""
         self._phases: list[dict[str, float | str]] = []
@@ -183,7 +189,7 @@ class Progress:
     def show(self, renderable: RenderableType) -> None:
         """Print a table or panel, e.g. at the end."""
         self._erase()
-        self.console.print(renderable)
+        self.console.print(renderable, soft_wrap=False)  # else the texts of a panel would be cut
 
     @harmless
     def step_line(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -193,6 +199,9 @@ class Progress:
         self.step_s = took if not self.step_s else (1 - SMOOTHING) * self.step_s + SMOOTHING * took
         self.step_started = now
         self._line(self._step_text(step, metrics, took))
+        if not self._explained and "staleness/max" in metrics:
+            self.note(LEGEND)
+            self._explained = True
 
     def _step_text(self, step: int, metrics: Mapping[str, float], took: float) -> str:
         columns = [
@@ -201,17 +210,17 @@ class Progress:
             ("lang", "consistency", "{:.0%}"),
             ("len", "length/mean", "{:.0f}"),
             ("age", "staleness/max", "{:.0f}"),
-            ("ratio", "ratio/mean", "{:.3f}"),
-            ("kl", "kl/k3", "{:.1e}"),
+            ("kl", "kl/k3", "{:.0e}"),
         ]
         total = f"/{self.steps}" if self.steps else ""
         cells = [f"[bold]step {step}{total}[/]"]
         cells += [f"[dim]{label}[/] {form.format(metrics[key])}" for label, key, form in columns if key in metrics]
-        slow = bottleneck(metrics)
-        cells.append(duration(took) + (f" [dim]({slow})[/]" if slow else ""))
+        last = [duration(took)]
         if self.steps > step:
-            cells.append(f"[dim]left[/] {duration((self.steps - step) * self.step_s)}")
-        return "  ".join(cells)
+            last.append(f"[dim]left[/] {duration((self.steps - step) * self.step_s)}")
+        slow = [f"[dim]{name}[/]"] if (name := bottleneck(metrics)) else []
+        lines = ["  ".join(parts) for parts in ([*cells, *last, *slow], [*cells, *last], [*cells[:-1], *last])]
+        return next((line for line in lines if Text.from_markup(line).cell_len <= LINE), lines[-1])
 
     # ---- the line that moves ---------------------------------------------------------------------------------
 

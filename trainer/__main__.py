@@ -28,6 +28,7 @@ from shared.config import Config
 from shared.errors import ConfigError, InputError, print_error
 from shared.launch import deaths, watchdog
 from shared.launch.ranks import Nodes, ranks_here, under_torchrun
+from trainer.run_lock import forget_refused
 from trainer.settings import load
 
 RANK = (sys.executable, "-m", "trainer.rank_process")
@@ -140,7 +141,11 @@ def launch(config: Config, arguments: list[str], nodes: Nodes) -> int:
     raise_open_files()
     if nodes.number:
         print(f"node {nodes.number}: waiting for node 0 at {nodes.address}:{nodes.port}", flush=True)
-    return run_ranks(ranks, [*RANK, *arguments], environment)
+    new = not (nodes.number or config.run_dir.exists())
+    code = run_ranks(ranks, [*RANK, *arguments], environment)
+    if new and code == ConfigError.exit_code:
+        forget_refused(config.run_dir)
+    return code
 
 
 def launch_by_torchrun(arguments: list[str]) -> int:

@@ -30,7 +30,7 @@ from trainer.evaluation import GREEDY, Evaluation, EvaluationRecord, Sampled, at
 from trainer.memory import size
 from trainer.plot import write_plot
 
-SAMPLE_CHARACTERS = 700
+SAMPLES, SAMPLE_CHARACTERS = 3, 700
 SPEED = (
     ("tokens trained, a second", "tokens/trained_per_s", "sft/tokens_per_s", "{:,.0f}"),
     ("  of each trainer", "tokens/trained_per_s_per_device", "sft/tokens_per_s_per_device", "{:,.0f}"),
@@ -47,13 +47,14 @@ SPEED = (
 """(label, metric of a step, that of an SFT step, format) of the table of speed"""
 
 
-def show(config: Config, progress: Progress) -> None:
-    """Print the report of a run and write its plot. A plot that cannot be drawn is a warning."""
+def show(config: Config, progress: Progress, whole: bool = False) -> None:
+    """Print the report of a run and write its plot. A plot that cannot be drawn is a warning. whole: as of
+    `sample_panels`."""
     run_dir = config.run_dir
     records = read_evaluations(run_dir)
     if records:
         progress.show(before_after_table(records, config.rollout.temperature))
-        for panel in sample_panels(records, config.rollout.temperature):
+        for panel in sample_panels(records, config.rollout.temperature, whole):
             progress.show(panel)
     rows = read_rows(run_dir / "metrics.jsonl")
     if (speed := speed_table(rows)) is not None:
@@ -153,8 +154,10 @@ def clean(text: str, limit: int = SAMPLE_CHARACTERS) -> str:
     return safe if len(safe) <= limit else safe[:limit] + f" … ({len(safe) - limit} more characters)"
 
 
-def sample_panels(records: list[EvaluationRecord], temperature: float, count: int = 3) -> list[Panel]:
-    """Panels of `count` sampled completions of the last evaluation, of different languages where there are several."""
+def sample_panels(records: list[EvaluationRecord], temperature: float, whole: bool = False) -> list[Panel]:
+    """Panels of SAMPLES completions of the last evaluation, of different languages where there are several. whole: of
+    all that it keeps, with nothing left out."""
+    count, limit = (sys.maxsize, sys.maxsize) if whole else (SAMPLES, SAMPLE_CHARACTERS)
     side = at_temperature(records, temperature) or records
     by_language: dict[str, list[Sampled]] = {}
     for sample in side[-1].evaluation.samples:
@@ -163,7 +166,7 @@ def sample_panels(records: list[EvaluationRecord], temperature: float, count: in
     others = [sample for samples in by_language.values() for sample in samples[1:]]
     return [
         Panel(
-            f"[bold]{escape(clean(sample.problem.text, 400))}[/]\n\n{_said(sample)}",
+            f"[bold]{escape(clean(sample.problem.text, limit))}[/]\n\n{_said(sample, limit)}",
             title=_title(sample),
             subtitle=f"{sample.reward.verdict.value}, reward {sample.reward.total:.2f}, {sample.tokens} tokens",
             title_align="left",
@@ -181,22 +184,25 @@ def _title(sample: Sampled) -> str:
     return "  ".join(filter(None, [*parts, f"ground truth {answer}" if answer or not named else ""]))
 
 
-def _said(sample: Sampled) -> str:
-    """The completion; an episode as one paragraph for each turn and for each answer of the environment."""
-    limit, lines = max(SAMPLE_CHARACTERS // max(len(sample.turns), 1), SAMPLE_CHARACTERS // 5), []
+def _said(sample: Sampled, most: int) -> str:
+    """The completion, at most so many characters; an episode as one paragraph for each turn and for each answer of the
+    environment."""
+    limit, lines = max(most // max(len(sample.turns), 1), most // 5), []
     for turn in sample.turns:
         given = f" (reward {turn.reward:g})" if turn.reward is not None else ""
         given += f" (failed: {escape(clean(turn.failure, 200))})" if turn.failure else ""
         lines.append(f"[dim]{turn.role}{given}:[/] {escape(clean(turn.text.strip(), limit))}")
-    return "\n".join(lines) if sample.turns else escape(clean(sample.text))
+    return "\n".join(lines) if sample.turns else escape(clean(sample.text, most))
 
 
 def main(arguments: list[str]) -> int:
     """`python -m trainer.report runs/NAME`: show the report of a run folder; returns the exit code."""
-    progress = Progress()
+    progress, whole = Progress(), "--samples" in arguments
+    arguments = [argument for argument in arguments if argument != "--samples"]
     if len(arguments) != 1 or arguments[0].startswith("-"):
         sys.stderr.write(
-            "usage: python -m trainer.report RUN_FOLDER\n\nWhat a run did, how fast it was, what to try.\n"
+            "usage: python -m trainer.report RUN_FOLDER [--samples]\n\nWhat a run did, how fast it was, what to try. "
+            "--samples: all completions that the last evaluation kept, in full\n"
         )
         return 0 if arguments in (["--help"], ["-h"]) else 2
     run_dir = Path(arguments[0])
@@ -206,7 +212,7 @@ def main(arguments: list[str]) -> int:
         progress.error(str(error))
         return error.exit_code
     here = run_dir.resolve()  # a folder that was moved is shown from where it is now
-    show(config.model_copy(update={"name": here.name, "runs_dir": os.path.relpath(here.parent)}), progress)
+    show(config.model_copy(update={"name": here.name, "runs_dir": os.path.relpath(here.parent)}), progress, whole)
     return 0
 
 

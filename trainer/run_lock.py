@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +28,16 @@ class LockHolder(msgspec.Struct):
     since: str
     ended: str = ""
     """how it ended; "" while it runs"""
+    until: float = 0.0
+    """Unix time of its end, in s"""
+
+
+def forget_refused(run_dir: Path) -> None:
+    """Remove the folder of a launch that was refused before it wrote anything but its lock and stacks."""
+    with suppress(OSError), (run_dir / "lock").open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # else another launch has begun in it
+        if {path.name for path in run_dir.iterdir()} <= {"lock", "stacks"}:
+            shutil.rmtree(run_dir)
 
 
 class RunLock:
@@ -71,7 +82,7 @@ class RunLock:
 
     def close(self, ended: str) -> None:
         """Write how this launch ended, and release the lock."""
-        self.launch.ended = ended
+        self.launch.ended, self.launch.until = ended, time.time()
         for last in (self._write, self.file.close):
             with suppress(OSError):  # a disk that fails has been reported
                 last()

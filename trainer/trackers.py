@@ -27,8 +27,8 @@ def not_installed(config: Config) -> Iterator[str]:
             distribution(name)
         except PackageNotFoundError:
             yield (
-                f'trackers names "{name}", but its package is not installed: `pip install "maestrale[{name}]"` (in a '
-                f'checkout `pip install -e ".[{name}]"`), or remove it from trackers'
+                f'trackers names "{name}", but its package is not installed: `pip install {name}` (in a checkout '
+                f'`pip install -e ".[{name}]"`), or remove it from trackers'
             )
 
 

@@ -1,7 +1,7 @@
 // One run: how it stands, alarms, charts by subject, evaluations, the time of its ranks, its settings.
 import { make } from "/page/element.js";
 import { Chart, options } from "./chart.js";
-import { duration, get, short } from "./server.js";
+import { accuracyOf, duration, get, short } from "./server.js";
 import { Timeline } from "./timeline.js";
 
 /** Subject -> charts: title -> metrics. What a run does not have is left out; what stands nowhere here comes last. */
@@ -76,7 +76,7 @@ export class RunView {
     const share = run.steps ? Math.min(run.step / run.steps, 1) : null;
     const left = share && run.state === "running" && run.step_s ? `, about ${duration((run.steps - run.step) * run.step_s)} left` : "";
     const facts = [
-      ["step", `${short(run.step)}${run.steps ? ` of ${short(run.steps)}` : ""}`], ["reward", short(run.reward)], ["accuracy", short(run.accuracy)],
+      ["step", `${short(run.step)}${run.steps ? ` of ${short(run.steps)}` : ""}`], ["reward", short(run.reward)], accuracyOf(run),
       ["a step", duration(run.step_s ?? NaN)], ["trained", `${duration(run.total_s ?? NaN)}${left}`],
     ];
     const failed = Object.entries(verdicts).filter(([name, count]) => count && !["correct", "wrong", "open", "no_answer"].includes(name));

@@ -1,7 +1,7 @@
 // All runs: a list to choose from, and the chosen ones side by side.
 import { button, make } from "/page/element.js";
 import { Chart, colour, options } from "./chart.js";
-import { duration, get, short } from "./server.js";
+import { accuracyOf, duration, get, short } from "./server.js";
 
 const FIRST = 4; // runs that are chosen at first
 const SHOWN = ["reward/mean", "accuracy", "entropy", "length/mean", "logprob_difference/mean", "tokens/generated_per_s"];
@@ -72,7 +72,7 @@ export class RunsView {
       if (place >= 0) box.style.accentColor = colour(place);
       const row = make("tr", {}, make("td", {}, box), make("th", { scope: "row" }, make("a", { href: `#/${encodeURIComponent(run.name)}` }, run.name)),
         make("td", {}, make("span", { class: `state ${run.state}`, title: run.story }, run.state)));
-      const cells = [`${short(run.step)}${run.steps ? ` / ${short(run.steps)}` : ""}${run.kind === "sft" ? " SFT" : ""}`, short(run.reward), short(run.accuracy), duration(run.step_s ?? NaN), duration(run.total_s ?? NaN), `${duration(Math.max(this.now - run.written, 0))} ago`];
+      const cells = [`${short(run.step)}${run.steps ? ` / ${short(run.steps)}` : ""}${run.kind === "sft" ? " SFT" : ""}`, short(run.reward), accuracyOf(run)[1], duration(run.step_s ?? NaN), duration(run.total_s ?? NaN), `${duration(Math.max(this.now - run.written, 0))} ago`];
       const heads = ["step", "reward", "accuracy", "a step", "trained", "written"];
       row.append(...cells.map((text, column) => make("td", { class: "number", "data-head": heads[column] }, text)));
       return row;

@@ -20,6 +20,11 @@ export function short(value, unit = "") {
   return size < 1 ? value.toFixed(3) : String(Number(value.toPrecision(4)));
 }
 
+/** [name, words] of a run's accuracy: its evaluations, first and last, or the batch of its last step. */
+export function accuracyOf({ evaluated, accuracy }) {
+  return evaluated ? ["evaluated accuracy", evaluated.map((value) => short(value)).join(" → ")] : ["accuracy of the batch", short(accuracy)];
+}
+
 function scaled(value, base, names) {
   const power = Math.min(Math.floor(Math.log(Math.max(Math.abs(value), 1)) / Math.log(base) + 1e-9), names.length - 1);
   return `${Number((value / base ** power).toPrecision(3))} ${names[power]}`.trim();

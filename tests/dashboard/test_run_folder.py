@@ -43,6 +43,27 @@ def test_a_real_lock_is_understood(tmp_path):
     assert run.summary()["state"] == "finished"
 
 
+def test_the_headline_is_the_evaluation_before_and_after(folder, tmp_path):
+    run = RunFolders(folder).find("a")
+    sampled = [one for one in run.evaluations() if one["temperature"] == 1.0]
+    assert run.summary()["evaluated"] == [sampled[0]["accuracy"], sampled[-1]["accuracy"]]
+    rows = [{"version": 3, "seconds": 1, "evaluation": {"accuracy": 0.5, "temperature": 0.0}}, {"version": "x"}]
+    write_lines(tmp_path / "evaluations.jsonl", [*rows, {"version": 4, "evaluation": {"accuracy": 10**400}}])
+    assert RunFolder(tmp_path).summary()["evaluated"] is None, "one version is no difference"
+
+
+def test_a_copy_of_a_run_that_has_ended_ended_when_the_run_did(tmp_path):
+    lock = RunLock(tmp_path)
+    write_lines(tmp_path / "phases.jsonl", [{"time": 5.0, "phase": "stopping trainers and engines"}])
+    lock.close("exit code 0")
+    run, now = RunFolder(tmp_path), time.time()
+    for name in ("lock", "phases.jsonl"):
+        os.utime(tmp_path / name, (now + 5000, now + 5000))
+    assert abs(run.summary()["written"] - now) < 600
+    write_lines(tmp_path / "lock", [{"pid": 3, "host": "another", "since": "2026-11-26", "ended": "exit code 0"}])
+    assert run.summary()["written"] == 5.0, "an older run has its records"
+
+
 def test_a_run_on_another_machine_is_silent_after_a_while(tmp_path):
     write_lines(tmp_path / "lock", [{"pid": 3, "host": "another", "since": "2026-11-26", "ended": ""}])
     run = RunFolder(tmp_path)

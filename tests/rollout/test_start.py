@@ -1,13 +1,17 @@
 """What holds while an engine process starts."""
 
+import functools
 import multiprocessing
 import os
 import signal
 import socket
+import tempfile
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
+from vllm.config.logging import LoggingConfig
 from vllm.v1.engine.core import EngineCoreProc
 
 from rollout import start
@@ -51,21 +55,33 @@ def dies(*_: object, **__: object) -> None:
     raise NotImplementedError("Unsupported\nCPU attention: head_dim=16\x1b[2J")
 
 
+def settings_of_an_engine() -> SimpleNamespace:
+    """What vLLM reads of its settings before it makes an engine."""
+    return SimpleNamespace(
+        logging_config=LoggingConfig(),
+        parallel_config=SimpleNamespace(data_parallel_size=1, numa_bind=False, reconfigure_for_independent_dp_rank=int),
+        model_config=SimpleNamespace(is_moe=False),
+    )
+
+
 @pytest.mark.parametrize("in_a_run", [True, False])
 def test_a_dead_engine_says_why_in_one_line_and_its_traceback_is_in_a_file(tmp_path, monkeypatch, capfd, in_a_run):
-    """Also when it dies long after its start. Without a run's folder the traceback stays among the lines."""
-    monkeypatch.setattr(EngineCoreProc, "entered_before", staticmethod(dies), raising=False)
+    """Also when it dies long after its start. Without a run's folder the file lies where temporary files do."""
+    monkeypatch.setattr(EngineCoreProc, "__init__", dies)
     monkeypatch.setenv(STACKS_VARIABLE, str(tmp_path)) if in_a_run else monkeypatch.delenv(STACKS_VARIABLE, False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
+    entry = functools.partial(start.run_engine_core, vllm_config=settings_of_an_engine())
     with start.started_within(60):
-        process = multiprocessing.get_context("fork").Process(target=start.run_engine_core, name="EngineCore")
+        process = multiprocessing.get_context("fork").Process(target=entry, name="EngineCore")
     process.start()
     words = start.last_words()
     assert process.exitcode == 1 and words.startswith("NotImplementedError: Unsupported CPU attention: head_dim=16")
-    if in_a_run:
-        [file] = tmp_path.iterdir()
-        assert words.endswith(f"(its traceback: {file})") and "in dies" in (kept := file.read_text())
-        assert "\x1b" not in kept
-    assert ("Traceback" in capfd.readouterr().err) == (not in_a_run)
+    [file] = tmp_path.iterdir()
+    assert words.endswith(f"(its traceback: {file})") and "in dies" in (kept := file.read_text())
+    assert "\x1b" not in kept and file.stat().st_mode & 0o77 == 0
+    written = capfd.readouterr()
+    assert "Traceback" not in written.err + written.out
     assert deaths.how(1, words) == f"ended with exit code 1: {words}"
     with start.started_within(60):
         assert start.last_words() == "", "the words of the one before are no reason of the next"

@@ -350,7 +350,9 @@ def test_a_quantised_checkpoint_is_served_as_it_is_with_every_core(model, live, 
     hf.check(folder)  # as the server does before it starts one
     count_threads(monkeypatch, "")
     with Live(folder, "bfloat16", 64) as quantised:
-        assert quantised.threads() == 2 and live.threads() == 1, "every core, or what the user gives"
+        kept = os.environ[THREADS_VARIABLE]
+        assert kept in ("1", "2") and quantised.threads() == int(kept), "what is fastest, also after another start"
+        assert live.threads() == 1, "what the user gives"
         deltas = quantised.run(quantised.sample(PROMPT, max_tokens=1, prompt_logprobs=0))
     with torch.no_grad():
         expected = load_model(model)(pack_from([PROMPT], [1]))[0]

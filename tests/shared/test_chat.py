@@ -236,6 +236,17 @@ def test_a_run_gives_its_model_a_template_and_the_export_keeps_it(tmp_path):
         Chat.of_run(folder, run(tmp_path / "gone.jinja"))
 
 
+def test_a_base_model_takes_the_plain_template_by_name(tmp_path):
+    folder = make_folder(tmp_path / "base", template="", config={"eos_token_id": 1})
+    with pytest.raises(ModelError, match='no chat template.*set model.chat_template = "plain"'):
+        Chat(folder)
+    config = Config.model_validate({"model": {"chat_template": "plain"}, "data": {"system_prompt": ""}})
+    plain = Chat.of_run(folder, config)
+    assert shown(plain, "1+1?", "Box it.") == "Box it.\n\nUser:\n1+1?\n\nAssistant:\n" and plain.stop_ids == (1,)
+    note_training(config, folder, 3)
+    assert shown(Chat(folder), "1+1?", "") == "User:\n1+1?\n\nAssistant:\n", "the export keeps it"
+
+
 ROW = {"problem": "1+1?", "answer": "2", "completion": "<think>.</think>2"}
 DEMONSTRATIONS = {
     "plain": [ROW, ROW], "asking": [ROW, ROW | {"reasoning_language": "de"}],

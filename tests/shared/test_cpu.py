@@ -91,3 +91,26 @@ def test_threads_are_those_of_openmp(monkeypatch, given, threads):
         monkeypatch.delenv("OMP_NUM_THREADS")
     assert processor.given_threads() == threads
     assert processor.given_threads(otherwise=8) == (threads if given in ("3", "4,2", "0") else 8)
+
+
+@pytest.mark.parametrize(
+    ("quotas", "cores"), [({}, 8), ({"": "250000 100000"}, 2), ({"": "max 100000"}, 8), ({"": "50000 100000"}, 1)]
+)
+def test_the_cores_are_those_of_the_affinity_and_of_a_containers_quota(tmp_path, monkeypatch, quotas, cores):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    for folder, quota in quotas.items():
+        (tmp_path / folder / "cpu.max").write_text(f"{quota}\n")
+    assert processor.usable_cores(tmp_path) == cores
+
+
+def test_threads_are_measured_and_the_fewest_of_the_fast_ones_are_taken(monkeypatch):
+    monkeypatch.setattr(processor, "MEASURED_S", 0.001)
+    before = torch.get_num_threads()
+    try:
+        seconds = processor.measure_threads(3, hidden=16, inner=32, dtype=torch.bfloat16)
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+    assert list(seconds) == [1, 2, 3] and min(seconds.values()) > 0
+    assert processor.fewest_fast({1: 0.9, 2: 0.5, 4: 0.46, 8: 0.45}) == 4
+    assert processor.fewest_fast({1: 1.0, 2: 8.0}) == 1

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.panel import Panel
 
 from shared import progress_bar
-from shared.progress import Progress, bottleneck, duration
+from shared.progress import LEGEND, LINE, Progress, bottleneck, duration
 from shared.progress_bar import ProgressBar
 
 
@@ -57,14 +58,30 @@ def test_a_step_is_one_line_with_its_bottleneck_and_what_is_left():
     progress.at(0, 0)
     progress.step_line(1, METRICS)
     assert progress.text() == (
-        "step 1/10  reward 0.512  acc 44%  lang 50%  len 63  age 2  ratio 1.000  kl 2.0e-04  "
-        "4.0 s (rollout 75%)  left 36 s\n"
+        "step 1/10  reward 0.512  acc 44%  lang 50%  len 63  age 2  kl 2e-04  4.0 s  left 36 s  rollout 75%\n"
+        f"    {LEGEND}\n"
     )
+    progress.step_line(2, METRICS)
+    assert progress.text().count("age: versions") == 1, "explained once"
     few = Shown()
     few.now = 2.0
     few.step_line(1, {"accuracy": 1.0})
     assert few.text() == "step 1  acc 100%  2.0 s\n", "missing metrics are left out"
     assert bottleneck(METRICS) == "rollout 75%" and bottleneck({"time/step_s": 2.0}) == bottleneck({}) == ""
+
+
+def test_the_line_after_a_step_fits_a_hundred_columns_in_the_longest_run():
+    progress = Shown()
+    progress.steps, progress.step_s = 2000, 60.0
+    largest = METRICS | {"accuracy": 1.0, "consistency": 1.0, "length/mean": 16384, "staleness/max": 10}
+    progress.step_line(1000, largest | {"time/step_s": 360, "time/wait_batch_s": 360})
+    assert max(map(len, progress.text().splitlines())) <= LINE
+
+
+def test_text_in_a_panel_is_wrapped_and_not_cut_where_there_is_no_terminal():
+    progress = Shown()
+    progress.show(Panel("word " * 100))
+    assert progress.text().count("word") == 100
 
 
 def test_without_a_terminal_there_are_no_control_codes_and_few_lines():

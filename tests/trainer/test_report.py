@@ -104,6 +104,12 @@ def test_samples_are_of_different_languages_and_safe_for_a_terminal(run):
     assert "more characters)" in text
 
 
+def test_the_command_shows_all_samples_in_full(run, capsys):
+    assert report.main([str(run.run_dir), "--samples"]) == 0
+    text = capsys.readouterr().out
+    assert text.count("ground truth 7") == 4 and text.count("x") >= 900 and "more characters" not in text
+
+
 def test_the_command_shows_a_folder_or_says_what_is_wrong(run, capsys):
     assert [report.main(words) for words in ([str(run.run_dir)], [str(run.run_dir / "nowhere")], [])] == [0, 2, 2]
     assert "there is no such settings file" in capsys.readouterr().out

@@ -6,20 +6,70 @@ import ctypes
 import ctypes.util
 import functools
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 CPU_INFO = Path("/proc/cpuinfo")
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+MEASURED_ROWS, MEASURED_SIZE, MEASURED_S = 4, 2048, 0.25
+"""of `measure_threads`: sequences, the largest layer, and seconds for each number of threads"""
 
 
 def given_threads(otherwise: int = 1) -> int:
     """Return the threads that the environment gives to a process that computes on the CPU (OMP_NUM_THREADS)."""
     first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     return max(1, int(first)) if first.isdecimal() else otherwise
+
+
+def usable_cores(groups: Path = CONTROL_GROUPS) -> int:
+    """Return the cores that this process may compute with: those of its affinity, and of them at most as many as the
+    CPU quotas of its control groups pay for (cpu.max, as a container's)."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        path = Path("/proc/self/cgroup").read_text(encoding="utf-8").rpartition("::/")[2].strip()
+    except OSError:
+        path = ""
+    for folder in (groups / path, *(groups / path).parents):
+        with suppress(OSError, ValueError):
+            quota, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
+            if quota != "max":
+                cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def measure_threads(most: int, hidden: int, inner: int, dtype: torch.dtype) -> dict[int, float]:
+    """Return the seconds that the products of a decoder's layer take with one, two, four, ... up to `most` threads, for
+    MEASURED_ROWS sequences that decode a token each. Leaves torch with one thread.
+
+    hidden, inner: sizes of the layer; larger ones than MEASURED_SIZE are measured as that. Each product ends when its
+    last thread has computed, so that one core that another program uses delays them all.
+    """
+    hidden, inner = min(hidden, MEASURED_SIZE), min(inner, 4 * MEASURED_SIZE)
+    shapes = ((hidden, hidden), (hidden, hidden), (2 * inner, hidden), (hidden, inner))
+    weights = [torch.ones(shape, dtype=dtype) for shape in shapes]
+    inputs = {size: torch.ones(MEASURED_ROWS, size, dtype=dtype) for size in (hidden, inner)}
+    seconds = {}
+    for threads in sorted({most, *(1 << power for power in range(most.bit_length()))}):
+        torch._C.set_num_threads(threads)
+        took: list[float] = []
+        while len(took) < 3 or sum(took) < MEASURED_S:
+            began = time.perf_counter()
+            for weight in weights:
+                torch.nn.functional.linear(inputs[weight.shape[1]], weight)
+            took.append(time.perf_counter() - began)
+        seconds[threads] = sum(took[1:]) / (len(took) - 1)  # the first one starts the threads
+    torch._C.set_num_threads(1)
+    return seconds
+
+
+def fewest_fast(seconds: Mapping[int, float]) -> int:
+    """Return the fewest threads that take at most 10 % longer than the fastest number of them."""
+    return min(threads for threads, took in seconds.items() if took <= 1.1 * min(seconds.values()))
 
 
 def has_matrix_units(device_type: str) -> bool:
