@@ -36,6 +36,7 @@ COPY evaluation evaluation
 COPY oversight oversight
 COPY curate curate
 COPY lab lab
+COPY maestrale maestrale
 COPY examples examples
 RUN UV_NO_CACHE=1 PIP_NO_CACHE_DIR=1 make install VENV="$VIRTUAL_ENV" EXTRA="$EXTRA" PYTHON=python LOCKED="$LOCKED"
 COPY configs configs

@@ -182,7 +182,9 @@ def start_of(completion: GradedCompletion, share: float) -> list[Fields]:
     if not prefix.strip():
         return []
     fields = msgspec.to_builtins(problem)
-    row = {name: value for name, value in fields.items() if name not in ("hidden", "text") and value not in ("", None)}
+    row = {
+        name: value for name, value in fields.items() if name not in ("hidden", "text") and value not in ("", None, {})
+    }
     name = hashlib.blake2b(prefix.encode(), digest_size=6).hexdigest()
     return [{**row, "id": f"{problem.id}@{share:g}/{name}", "problem": problem.text, "prefix": prefix}]
 

@@ -14,6 +14,7 @@ import sys
 
 from msgspec.structs import replace
 
+from shared.errors import run_command
 from shared.types import Group, Reward
 from trainer.session import Session
 
@@ -47,7 +48,7 @@ def graded(group: Group) -> Group:
 async def loop(*options: str) -> list[float]:
     """Train; returns the mean reward of each step."""
     means = []
-    async with Session("configs/quickstart.toml", *OPTIONS, *options) as session:
+    async with Session("quickstart", *OPTIONS, *options) as session:
         while session.version < STEPS:
             groups = await session.sample(session.draw(16))
             metrics = await session.step([graded(group) for group in groups])
@@ -57,6 +58,14 @@ async def loop(*options: str) -> list[float]:
     return means
 
 
-if __name__ == "__main__":
-    if rewards := asyncio.run(loop(*sys.argv[1:])):  # [] where all steps were taken before
+def main() -> int:
+    """Print the help, or train."""
+    if {"-h", "--help"} & {*sys.argv}:
+        sys.stdout.write(str(__doc__))
+    elif rewards := asyncio.run(loop(*sys.argv[1:])):  # [] where all steps were taken before
         sys.stdout.write(f"reward of the first step {rewards[0]:.3f}, of the last {rewards[-1]:.3f}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))

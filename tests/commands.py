@@ -16,6 +16,7 @@ from curate.__main__ import parse as parse_curate
 from evaluation.settings import load as load_evaluation
 from lab.ablate.__main__ import parse as parse_ablation
 from lab.plan import __main__ as plan
+from maestrale.__main__ import COMMANDS as MAESTRALE
 from oversight.settings import load as load_oversight
 from serve.settings import load as load_server
 from shared.settings_file import DASHBOARD
@@ -79,6 +80,10 @@ def check(words: list[str]) -> None:
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         extras = {extra for word in words for extra in re.findall(r"^\.\[(.+)\]$", word)}
         assert extras <= project["optional-dependencies"].keys(), words
+    elif program == "maestrale":
+        if words[1:] and not words[1].startswith("-"):
+            command = MAESTRALE[words[1]]
+            check_module(command.module, [*command.first, *words[2:]])
     elif program == "torchrun":
         start = words.index("-m")
         assert all(word.startswith("--") for word in words[1:start]), words

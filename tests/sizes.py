@@ -23,26 +23,27 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 CEILINGS = {
-    "shared": 11_532,
-    "verify": 16_981,
-    "environments": 2_886,
-    "rollout": 5_060,
-    "trainer": 13_943,
-    "serve": 6_730,
-    "dashboard": 1_865,
+    "shared": 11_628,
+    "verify": 17_131,
+    "environments": 2_883,
+    "rollout": 5_086,
+    "trainer": 14_176,
+    "serve": 6_752,
+    "dashboard": 1_890,
     "evaluation": 2_467,
     "oversight": 1_870,
-    "curate": 3_200,
+    "curate": 3_201,
     "lab": 3_154,
-    "examples": 2_609,
-    "maestrale": 174,
+    "examples": 2_616,
+    "maestrale": 172,
 }
 """Most lines of each room. One rises only in a commit that lowers another by as much, so that their sum never rises; a
-commit that makes a room smaller lowers its ceiling."""
+commit that makes a room smaller lowers its ceiling. 0.1.0 raised it once, by 786 lines: a session from Python, TRL's
+rewards, the command `maestrale`, an engine's last words, threads that are measured."""
 BUDGETS = {
     "product lines": sum(CEILINGS.values()),
     "training lines": sum(CEILINGS[room] for room in TRAINING),
-    "lines to read": 3_630,
+    "lines to read": 3_645,
     "files": 442,
     "settings": 98,
     "class names used twice": 0,

@@ -11,7 +11,7 @@ from shared.errors import MaestraleError
 from tests.commands import PYTHON, ROOT, SERVING, blocks, check, lines
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PROGRAM = re.compile(r"(?:\S*/)?(python[\d.]*|torchrun|pip|make|bash)")
+PROGRAM = re.compile(r"(?:\S*/)?(python[\d.]*|torchrun|pip|make|bash|maestrale)")
 
 
 def commands(page: str) -> list[list[str]]:
@@ -29,10 +29,12 @@ def inline(page: str) -> list[list[str]]:
     """The words of each command within sentences: all where they are the reader's to take, else those before the first
     that stands for something (FILE) or was left out."""
     found = []
-    for code in re.findall(r"`((?:\.venv/bin/)?python -m [^`]+|make [^`]+)`", re.sub(r"(?ms)^```.*?^```$", "", page)):
+    for code in re.findall(
+        r"`((?:\.venv/bin/)?python -m [^`]+|make [^`]+|maestrale [a-z][^`]+)`", re.sub(r"(?ms)^```.*?^```$", "", page)
+    ):
         words = shlex.split(code.replace("\n", " "), comments=True)
         whole = not re.search(r"\b[A-Z]{2,}\b(?!=)|\.\.\.", code) and len(words) > 3
-        found.append(words if whole else words[: 2 if words[0] == "make" else 3])
+        found.append(words if whole else words[: 2 if words[0] in ("make", "maestrale") else 3])
     return found
 
 

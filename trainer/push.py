@@ -63,6 +63,7 @@ def card_text(config: Config, card: ModelCard, adapter: bool) -> str:
     head = ModelCardData(
         base_model=config.model.path if known else None,
         base_model_relation=("adapter" if adapter else "finetune") if known else None,
+        datasets=["/".join(data[4:].partition(":")[0].split("/")[:2])] if data.startswith("hub:") else None,
         library_name="peft" if adapter else "transformers",
         pipeline_tag="text-generation",
         tags=["maestrale", taught],
@@ -83,8 +84,11 @@ def card_text(config: Config, card: ModelCard, adapter: bool) -> str:
     table = "".join(f"| {name} | {value} |\n" for name, value in rows.items())
     prompt = {"": "None.", "magistral": "Maestrale's own: a draft in `<think>`, then a summary."}
     shown = prompt.get(card.system_prompt, "\n".join(f"    {line}" for line in card.system_prompt.splitlines()))
+    serve = "python -m serve BASE --adapter NAME=FOLDER" if adapter else "python -m serve FOLDER"
     return (
         f"---\n{head}\n---\n\n# {card.run}\n\n| | |\n|---|---|\n{table}\n## System prompt\n\n{shown}\n\n"
+        f"## How to use it\n\nDownload it (`hf download`), and serve it with Maestrale: `{serve}`. Other programs\n"
+        "that read such folders can, too. Send the system prompt above first.\n\n"
         "The licence of the model that it was trained from holds for this one.\n"
     )
 

