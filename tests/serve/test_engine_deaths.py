@@ -184,6 +184,7 @@ def test_what_its_client_sends_again_is_known_too_and_what_waits_outlives_a_star
     assert scene.engine.deaths == 3, "with that of the start"
 
 
+@pytest.mark.soak  # in make test: test_engine_watch.py
 def test_an_engine_that_stands_still_is_replaced_also_while_it_starts(scene, monkeypatch, caplog):
     """The first start may take half an hour; a later one ten times as long as those before."""
     for name, value in (("LEAST_S", 10.0), ("OFTEN", 1)):

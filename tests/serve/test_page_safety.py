@@ -119,6 +119,7 @@ def test_a_long_block_is_drawn_in_few_frames_and_is_all_there_in_the_end(serve, 
         assert visitor.page.locator("#turns math").count() == 700 and draws <= 15
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(("width", "dark"), [(1100, False), (320, True)])
 def test_axe_finds_nothing_serious(serve, browser, width, dark):
     served = serve(RICH, reasoning_language="de")

@@ -64,6 +64,7 @@ def assert_same_step(scene: Ranks, world: int, name: str, case: str, within: flo
 
 
 @slow
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", CASES)
 def test_loss_and_gradients_do_not_depend_on_micro_batches_or_ranks(scene, name):
     """For every way of averaging and every kind of loss; objectives of whole groups however groups are dealt."""

@@ -164,7 +164,7 @@ def test_a_parquet_file_becomes_the_rows_of_a_run(tmp_path, monkeypatch):
 
 
 @needs_datasets
-@pytest.mark.slow
+@pytest.mark.soak  # in make test: a parquet file, and names without a file
 def test_the_name_that_the_documentation_shows_is_read_with_its_own_columns(tmp_path, hub):
     """GSM8K as it lies on the Hub: two configurations, question and answer, the number behind ####."""
     rows = [each.row for each in SETS["gsm8k"]]

@@ -218,7 +218,7 @@ def traces(pool: SandboxPool, folder: str) -> tuple[int, list[str]]:
     return sum(len(process.children(recursive=True)) for process in leases), sorted(os.listdir(folder))
 
 
-@pytest.mark.sampled(80)
+@pytest.mark.sampled(50)
 @pytest.mark.parametrize(("kind", "row"), attacks())
 def test_attack(walls, open_folder, kind, row):
     """{canary} stands for a file outside that any user may read and write, in a folder open to all."""

@@ -66,13 +66,13 @@ def plays(tmp_path_factory):
     return first, second, third
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # in make test: one engine and the trainers of a launch, and a receiver alone
 @pytest.mark.timeout(1000)
 def test_engines_and_trainers_meet_in_any_order_and_one_engine_dies_on_the_way(plays):
     assert [(row["rank"], row["meeting"]) for row in plays[1]] == [(r, m) for r in range(4) for m in range(2)]
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # in make test: one engine and the trainers of a launch, and a receiver alone
 @pytest.mark.timeout(1000)
 def test_on_one_host_an_engine_reads_the_memory_of_the_trainers_who_gather_nothing(plays):
     *trainers, engine = plays[2]
@@ -80,7 +80,7 @@ def test_on_one_host_an_engine_reads_the_memory_of_the_trainers_who_gather_nothi
     assert all(rank["own"] < engine["payload"] for rank in trainers)
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # in make test: one engine and the trainers of a launch, and a receiver alone
 @pytest.mark.timeout(1000)
 def test_each_trainer_sends_its_rows_once_and_a_receiver_holds_two_tensors(plays):
     trainers, engines = plays[0][:2], plays[0][2:]
