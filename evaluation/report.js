@@ -1,6 +1,7 @@
 "use strict";
 // The browser of samples. What models wrote reaches the page by textContent only.
 const samples = JSON.parse(document.getElementById("samples").textContent);
+const several = samples.some((sample) => sample.sample > 0);
 const benchmark = document.getElementById("benchmark");
 const outcome = document.getElementById("outcome");
 const search = document.getElementById("search");
@@ -28,7 +29,7 @@ function show(sample, button) {
     `reasoning: ${sample.reasoning_language || "too few words to tell"}`,
     `answer: ${sample.answer_language || "too few words to tell"}`,
     `finish: ${sample.finish_reason}`, `${sample.tokens ?? "?"} tokens`];
-  detail.replaceChildren(element("h3", `${sample.id}, sample ${sample.sample}`), element("p", facts.join(" · ")));
+  detail.replaceChildren(element("h3", several ? `${sample.id}, sample ${sample.sample + 1}` : sample.id), element("p", facts.join(" · ")));
   for (const [name, key] of [["Prompt", "prompt"], ["Reasoning", "reasoning"], ["Answer", "answer"],
     ["Judged", "extracted"], ["Ground truth", "ground_truth"]]) {
     if (!sample[key]) continue;
@@ -45,7 +46,9 @@ function filter() {
   document.getElementById("count").textContent = `${found.length} samples`;
   list.replaceChildren(...found.map((sample) => {
     const item = document.createElement("li");
-    const button = element("button", `${sample.benchmark} ${sample.id} #${sample.sample}: ${sample.outcome.join(", ")}`,
+    const where = sample.id.startsWith(sample.benchmark) ? sample.id : `${sample.benchmark} ${sample.id}`;
+    const which = several ? `, sample ${sample.sample + 1}` : "";
+    const button = element("button", `${where}${which}: ${sample.outcome.join(", ")}`,
       sample.outcome[0]);
     button.type = "button";
     button.addEventListener("click", () => {

@@ -124,8 +124,8 @@ def hash_source(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
-LABEL, WIDTH, ROW = 190, 420, 26
-"""pixels: width of the labels, width of the plot, height of a row"""
+LETTER, WIDTH, ROW = 8, 300, 26
+"""pixels: width of a letter, width of the plot, height of a row"""
 BINS = 24
 
 
@@ -139,9 +139,9 @@ def plot_scores(results: Json) -> str:
     return plot_bars("pass@1 with its 95 % interval", rows)
 
 
-def plot_bars(title: str, rows: Sequence[tuple[str, float, float, float]], label: int = LABEL) -> str:
-    """Draw a bar for each (name, share, low, high), with a line from low to high. label: pixels for the names."""
-    shapes = []
+def plot_bars(title: str, rows: Sequence[tuple[str, float, float, float]]) -> str:
+    """Draw a bar for each (name, share, low, high), with a line from low to high."""
+    shapes, label = [], LETTER * max((len(name) for name, *_ in rows), default=0) + 16
     for row, (name, share, low, high) in enumerate(rows):
         middle = row * ROW + 13
         shapes += [
@@ -156,7 +156,7 @@ def plot_bars(title: str, rows: Sequence[tuple[str, float, float, float]], label
 
 def plot_curves(name: str, figures: Json) -> str:
     """Draw pass@k and maj@k over k, on a logarithmic scale."""
-    width, height, left, bottom = 240, 130, 40, 20
+    width, height, left, bottom = 240, 130, 50, 20
     shapes = []
     for share in (0.0, 0.5, 1.0):
         y = 8 + (1 - share) * height
@@ -174,19 +174,22 @@ def plot_curves(name: str, figures: Json) -> str:
 
 def plot_languages(results: Json) -> str:
     """Draw, for each language, the share of reasoning and answers that were in it."""
-    shapes, row = [], 0
-    for name, benchmark in results["benchmarks"].items():
-        for language, shares in benchmark.get("languages", {}).items():
-            for text in ("reasoning", "answer", "response"):
-                y, x = row * ROW + 5, float(LABEL)
-                shapes.append(_text(LABEL - 8, y + 12, f"{name}, {language}, {text}", "end"))
-                for word in tables.SHARES:
-                    width = shares[text][word] * WIDTH
-                    shapes.append(_box(x, y, width, 16, word))
-                    x += width
-                shapes.append(_text(LABEL + WIDTH + 8, y + 12, f"{percent(shares[text]['same'])} %"))
-                row += 1
-    return _svg(LABEL + WIDTH + 70, row * ROW, "Language of reasoning and answers", shapes)
+    shares = {
+        f"{name}, {language}, {text}": parts[text]
+        for name, benchmark in results["benchmarks"].items()
+        for language, parts in benchmark.get("languages", {}).items()
+        for text in ("reasoning", "answer", "response")
+    }
+    shapes, label = [], LETTER * max(map(len, shares), default=0) + 16
+    for row, (name, share) in enumerate(shares.items()):
+        y, x = row * ROW + 5, float(label)
+        shapes.append(_text(label - 8, y + 12, name, "end"))
+        for word in tables.SHARES:
+            shapes.append(_box(x, y, share[word] * WIDTH, 16, word))
+            x += share[word] * WIDTH
+        shown = f"{percent(share['same'])} %" if share["same"] or share["other"] else "-"
+        shapes.append(_text(label + WIDTH + 8, y + 12, shown))
+    return _svg(label + WIDTH + 70, len(shares) * ROW, "Language of reasoning and answers", shapes)
 
 
 def plot_lengths(name: str, records: Sequence[SampleRecord]) -> str:
@@ -194,7 +197,7 @@ def plot_lengths(name: str, records: Sequence[SampleRecord]) -> str:
     known = [(record.completion_tokens, record) for record in records if record.completion_tokens]
     if not known:
         return ""
-    width, height, left, bottom = 240, 110, 40, 20
+    width, height, left, bottom = 240, 110, 50, 20
     most = max(tokens for tokens, _ in known)
     bins = [{"right": 0, "wrong": 0, "cut": 0} for _ in range(BINS)]
     for tokens, record in known:

@@ -65,11 +65,15 @@ class ResultTable(NamedTuple):
 
     def html(self) -> str:
         """Return the table in HTML, without its title."""
-        names = "".join(f'<th scope="col">{escape_html(clean(name))}</th>' for name in self.head)
-        lines = "".join(
-            "<tr>" + "".join(f"<td>{escape_html(clean(cell))}</td>" for cell in row) + "</tr>" for row in self.rows
-        )
-        return f'<div class="scroll"><table><thead><tr>{names}</tr></thead><tbody>{lines}</tbody></table></div>'
+        names = [escape_html(clean(name)) for name in self.head]
+        head = "".join(f'<th scope="col">{name}</th>' for name in names)
+        lines = "".join(f"<tr>{''.join(map(_cell, names, row))}</tr>" for row in self.rows)
+        return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>'
+
+
+def _cell(name: str, text: str) -> str:
+    """A cell in HTML; a phone shows the name of its column beside it."""
+    return f'<td data-name="{name}">{escape_html(clean(text))}</td>'
 
 
 def in_markdown(text: str) -> str:

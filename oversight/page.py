@@ -20,7 +20,6 @@ from shared.jsonl import spread
 
 SHOWN = 200
 """largest number of games that a page shows"""
-LABEL = 330
 STYLE = """details { border-bottom: 1px solid var(--line); padding: .3rem 0; }
 summary { cursor: pointer; overflow-wrap: anywhere; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; border: 1px solid var(--line); border-radius: 4px; padding: .5rem;
@@ -97,8 +96,8 @@ def render(results: Json, tasks: Mapping[str, list[Question]], records: Mapping[
         shares = [(f"{_name(row)}, {word}", row[f"convinced_{word}"]) for word in ADVOCATES]
         followed += [(name, share, share, share) for name, share in shares if share is not None]
     figures = [f"<h2>{escape(table.title)}</h2>{table.html()}" for table in tables_of(results)]
-    figures.append(plot_bars("Accuracy with its 95 % interval", bars, LABEL))
-    figures.append(plot_bars("Judge follows an advocate that is right, that is wrong", followed, LABEL))
+    figures.append(plot_bars("Accuracy with its 95 % interval", bars))
+    figures.append(plot_bars("Judge follows an advocate that is right, that is wrong", followed))
     questions = {(task, question.id): question for task, listed in tasks.items() for question in listed}
     games = [record for key, record in sorted(records.items()) if (key.task, key.id) in questions]
     shown = spread(games, SHOWN)
