@@ -4,9 +4,9 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 CONFIG ?= configs/quickstart.toml
-# processes that run tests
-WORKERS ?= 4
 ARGS ?=
+# processes that run tests; each collects all of them first, which is most of what --quick does
+WORKERS ?= $(if $(findstring --quick,$(ARGS)),2,4)
 # cuda on a machine with an NVIDIA GPU (one is enough: trainers and engines share it), else cpu
 EXTRA ?= $(shell nvidia-smi -L 2>/dev/null | grep -q ^GPU && echo cuda || echo cpu)
 VENV ?= .venv
