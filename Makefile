@@ -6,7 +6,7 @@ SHELL := /bin/bash
 CONFIG ?= configs/quickstart.toml
 ARGS ?=
 # processes that run tests; each collects all of them first, which is most of what --quick does
-WORKERS ?= $(if $(findstring --quick,$(ARGS)),2,4)
+WORKERS ?= $(if $(findstring --quick,$(ARGS)),2,3)
 # cuda on a machine with an NVIDIA GPU (one is enough: trainers and engines share it), else cpu
 EXTRA ?= $(shell nvidia-smi -L 2>/dev/null | grep -q ^GPU && echo cuda || echo cpu)
 VENV ?= .venv
@@ -27,7 +27,7 @@ NEWEST ?= $(shell date -u -d '14 days ago' +%Y-%m-%dT00:00:00Z)
 .PHONY: help train recipe test soak check wheel mutants sizes site bench gpu-check gpu-wheels page lock audit install install-dev install-clients install-environments install-peers smollm2 clean
 help:
 	@echo 'make train     set up and train the quickstart model (CONFIG=..., ARGS="--steps=10"), on GPUs where there are any'
-	@echo 'make test      set up and run the tests (ARGS=--quick: a minute and a half; WORKERS=4)'
+	@echo 'make test      set up and run the tests (ARGS=--quick: a minute and a half; WORKERS=3)'
 	@echo 'make soak      the acceptance tests that take many minutes: kills, damages, attacks (ARGS="-k checkpoint")'
 	@echo 'make check     ruff (rules and format), mypy, and a count of the words that are left to replace'
 	@echo 'make wheel     build the wheel, and use it from another folder, in an environment that has nothing else'

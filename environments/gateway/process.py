@@ -161,16 +161,20 @@ async def _until_gone(request: Request) -> None:
 
 
 async def read_body(request: Request) -> Json:
-    """The JSON object of a request. Raises GatewayRefusal for one that is too large, too slow, or none."""
-    body = bytearray()
+    """The JSON object of a request. Raises GatewayRefusal for one that is too large, too slow, or none. One that is too
+    large is read on for a while and dropped: a client that is cut off while it sends would not read the answer."""
+    body, size = bytearray(), 0
     try:
         async with asyncio.timeout(BODY_S):
             async for chunk in request.stream():
-                body += chunk
-                if len(body) > BODY_BYTES:
-                    raise GatewayRefusal(f"the body has more than {BODY_BYTES} bytes", 413)
+                size += len(chunk)
+                if size > 8 * BODY_BYTES:
+                    break
+                body += chunk if size <= BODY_BYTES else b""
     except TimeoutError as error:
         raise GatewayRefusal(f"the body did not arrive within {BODY_S:g} s", 408) from error
+    if size > BODY_BYTES:
+        raise GatewayRefusal(f"the body has more than {BODY_BYTES} bytes", 413)
     return read_object(bytes(body))
 
 

@@ -107,7 +107,8 @@ def test_kills_lose_no_row_and_make_none_twice(path):
         process = started(PROGRAM, path)
         lines = [process.stdout.readline() for _ in range(8 + 3 * kill)]
         process.kill()
-        numbers = list(map(int, lines + process.communicate()[0].split()))
+        numbers = list(map(int, lines + process.stdout.read().split()))  # `communicate` would lose what is buffered
+        process.wait()
         assert numbers[0] in (last + 1, last + 2), "one row may have been written and not reported"
         assert numbers == list(range(numbers[0], numbers[-1] + 1))
         last = numbers[-1]
