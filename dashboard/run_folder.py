@@ -113,12 +113,13 @@ class RunFolder:
         before there are two versions."""
         with self.lock:
             evaluated = [
-                (version, one.get("temperature"), accuracy)
-                for one in self.evaluations()
-                if (version := one["version"]) is not None and (accuracy := number(one.get("accuracy"))) is not None
+                (version, row.get("temperature"), accuracy)
+                for row in self.evaluations()
+                if (version := row["version"]) is not None and (accuracy := number(row.get("accuracy"))) is not None
             ]
         sampled = self.settings().get("rollout.temperature", 1.0)
-        chosen = sampled if any(one[1] == sampled for one in evaluated) else evaluated[-1][1] if evaluated else None
+        measured = [temperature for _, temperature, _ in evaluated]
+        chosen = sampled if sampled in measured or not measured else measured[-1]
         series = sorted((version, accuracy) for version, temperature, accuracy in evaluated if temperature == chosen)
         return [series[0][1], series[-1][1]] if series and series[0][0] < series[-1][0] else None
 

@@ -26,12 +26,12 @@ def test_the_help_lists_every_command(monkeypatch, capsys, words):
     assert all(importlib.util.find_spec(each.module) for each in command.COMMANDS.values())
 
 
-@pytest.mark.parametrize(("typed", "told"), [
+@pytest.mark.parametrize(("typed", "hint"), [
     ("trian", "did you mean 'train'?"), ("eval", "did you mean 'evaluate'?"), ("zzz", "expected one of train, check"),
 ])  # fmt: skip
-def test_a_typing_error_is_told_with_the_nearest_command(monkeypatch, capsys, typed, told):
+def test_a_typing_error_is_told_with_the_nearest_command(monkeypatch, capsys, typed, hint):
     code, printed = asked(monkeypatch, capsys, typed)
-    assert code == 2 and told in printed
+    assert code == 2 and hint in printed
 
 
 def test_the_version_is_that_of_the_package(monkeypatch, capsys):

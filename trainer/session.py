@@ -250,7 +250,8 @@ class Session:
         Raises RunError where all that are well formed could not be graded."""
         count = samples or self.config.rollout.group_size
         groups = list(await asyncio.gather(*(self.solver.solve(prompt, count) for prompt in prompts)))
-        formed = [one for group in groups for one in group.rewards if one and one.verdict is not Verdict.NO_ANSWER]
+        rewards = [reward for group in groups for reward in group.rewards if reward is not None]
+        formed = [reward for reward in rewards if reward.verdict is not Verdict.NO_ANSWER]
         if formed and not any(reward.verdict.graded for reward in formed):
             raise RunError(f"no completion could be graded: {formed[0].reason}")
         return groups

@@ -269,7 +269,7 @@ class InThread:
             raise Failed(Verdict.TIMEOUT, f"reward {self.name}: no value after {self.deadline_s:g} s") from error
         except Exception as error:
             file = getattr(getattr(inspect.unwrap(self.function), "__code__", None), "co_filename", "")
-            at = f" ({place})" if (place := line_of(error, [file])) else ""
+            at = f" ({line})" if (line := line_of(error, [file])) else ""
             raise Failed(Verdict.CRASH, f"reward {self.name}{at}: {type(error).__name__}: {error}"[:500]) from error
 
     def _run(self, given: Any, answer: Future[Any]) -> None:
