@@ -156,7 +156,7 @@ def test_only_processes_of_the_launch_are_killed_whatever_a_heartbeat_says(monke
         peers = [watchdog.Peer(1, "engine", pid, os.uname().nodename, "x") for pid in (orphan, ours.pid)]
         watchdog.report_hang("a test", peers, "", kill=True)
         assert ours.wait(GUARD_S) == -signal.SIGKILL
-        assert psutil.Process(orphan).status() == psutil.STATUS_SLEEPING
+        assert psutil.Process(orphan).status() != psutil.STATUS_ZOMBIE, "it lives"
     finally:
         os.kill(orphan, signal.SIGKILL)
 
