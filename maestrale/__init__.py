@@ -59,15 +59,18 @@ class RoomFinder:
 
 
 def come_first() -> None:
-    """Let our packages be found first, and say in one line which of the working folder they hide. Raises ImportError
-    where another package of such a name is imported already."""
-    taken = [name for name in ROOMS if HOME not in str(getattr(sys.modules.get(name), "__path__", HOME))]
-    if taken:
-        raise ImportError(f"{', '.join(taken)}: a package of maestrale has this name: import maestrale first")
-    folder = Path.cwd()
-    names = [f"{name}{end}" for name in ROOMS for end in (".py", "/") if (folder / f"{name}{end}").exists()]
-    if names and not folder.samefile(HOME):
-        print(f"maestrale: its own packages hide {', '.join(names)} of this folder", file=sys.stderr)  # noqa: T201
+    """Let our packages be found first, and say in one line which of the working folder, or of the script's, they hide.
+    Raises ImportError where another package or module of such a name is imported already."""
+    for name in sys.modules.keys() & {*ROOMS}:
+        module = sys.modules[name]
+        file = module.__file__ or next(iter(module.__path__))
+        if not Path(file).resolve().is_relative_to(HOME):
+            raise ImportError(f"{file}: a package of maestrale has the name {name}, too: import maestrale first")
+    folders = dict.fromkeys(Path(entry).resolve() for entry in ("", *sys.path[:1]))
+    files = (folder / f"{name}{end}" for folder in folders for name in ROOMS for end in (".py", ""))
+    hidden = [str(file) for file in files if str(file.parent) != HOME and file.exists()]
+    if hidden:
+        print(f"maestrale: its own packages hide {', '.join(hidden)}", file=sys.stderr)  # noqa: T201
     sys.meta_path.insert(0, RoomFinder)
 
 

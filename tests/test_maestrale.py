@@ -70,8 +70,15 @@ def test_files_of_the_working_folder_take_no_name_of_ours(tmp_path):
 
     code, printed = run("-m", "maestrale", "train", "quickstart", "--nope=1")
     assert code == 2 and "unknown setting nope" in printed and "theirs" not in printed
-    assert printed.startswith("maestrale: its own packages hide shared/, trainer.py, curate/ of this folder\n")
+    hidden = [str(tmp_path / name) for name in ("shared", "trainer.py", "curate")]
+    assert printed.startswith(f"maestrale: its own packages hide {', '.join(hidden)}\n")
     assert "verify.plugins\n" in run("-c", "import maestrale, verify.plugins as p; print(p.__name__)")[1]
-    (tmp_path / "shared/__init__.py").write_text("")
-    code, printed = run("-c", "import shared, maestrale")
-    assert code == 1 and "ImportError: shared: a package of maestrale has this name" in printed
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "script.py").write_text("import maestrale")
+    (tmp_path / "elsewhere" / "serve.py").touch()
+    assert str(tmp_path / "elsewhere" / "serve.py") in run("elsewhere/script.py")[1], "of the script's folder, too"
+    for name in ("shared/__init__.py", "trainer.py"):
+        (tmp_path / name).write_text("")
+    for name in ("shared", "trainer"):  # a package, a module; a folder without __init__.py gives way by itself
+        code, printed = run("-c", f"import {name}, maestrale")
+        assert (code, f"a package of maestrale has the name {name}, too" in printed) == (1, True), printed
