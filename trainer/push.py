@@ -11,7 +11,7 @@ from huggingface_hub import ModelCardData
 from shared import settings_file
 from shared.atomic_write import write_whole
 from shared.config import Config
-from shared.errors import ConfigError, MaestraleError, RunError
+from shared.errors import ConfigError, MaestraleError, RunError, run_command
 from shared.model.adapter_folder import CONFIG
 from shared.model.model_card import ModelCard, read_card
 from shared.progress import Progress
@@ -113,4 +113,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_command(lambda: main(sys.argv[1:])))

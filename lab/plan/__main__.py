@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from lab.plan import report, split
 from lab.plan.scenario import CARDS, MODELS, Lengths, Machine, Scenario, Workload, find_decoder
-from shared.errors import ConfigError, InputError, print_error
+from shared.errors import ConfigError, InputError, print_error, run_command
 from shared.progress import CleanConsole
 
 DESCRIPTION = """Scale on paper: compute what a run would need and take before you rent a GPU.
@@ -154,4 +154,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_command(lambda: main(sys.argv[1:])))
