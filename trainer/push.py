@@ -60,7 +60,7 @@ def write_card(folder: Path, name: str = "") -> str:
     return path.read_text(encoding="utf-8")
 
 
-def licence_of(model: str) -> dict[str, str]:
+def licence_of(model: str) -> dict[str, Any]:
     """The fields of the licence in a card, from the card of the model that it was trained from, a folder or one of the
     Hub, else from its LICENSE where its title is known; {} where neither says it or can be fetched."""
     found: dict[str, Any] = {}
@@ -71,7 +71,9 @@ def licence_of(model: str) -> dict[str, str]:
             found.update([("license", short) for title, short in TITLES.items() if begin.startswith(title)])
         card = metadata_load(folder / README) or {}
         found = card if "license" in card else found
-    fields = {key: str(found[key]) for key in ("license", "license_name", "license_link") if key in found}
+    fields: dict[str, Any] = {
+        key: str(found[key]) for key in ("license", "license_name", "license_link") if key in found
+    }
     if "license_link" in fields and not Path(model).exists():  # of a file beside that card
         fields["license_link"] = urljoin(f"https://huggingface.co/{model}/blob/main/", fields["license_link"])
     return fields
