@@ -110,12 +110,13 @@ print(model([{{"role": "user", "content": "What is 3 + 4?"}}], max_new_tokens=51
 def card_text(config: Config, card: ModelCard, adapter: bool, name: str = "OWNER/NAME") -> str:
     """The card in Markdown: the model and data that it was trained from, how, its evaluation, its system prompt. Paths
     of this machine are left out."""
-    known = not Path(config.model.path).exists() and config.model.path.count("/") == 1
+    base = config.locate(config.model.path)
+    known = not Path(base).exists() and config.model.path.count("/") == 1
     data = (
         config.data.train if config.data.train.startswith(("hub:", "reasoning_gym:")) else Path(config.data.train).name
     )
     taught = "supervised" if config.mode == "sft" else "reinforcement-learning"
-    licence = licence_of(config.locate(config.model.path))
+    licence = licence_of(base)
     head = ModelCardData(
         base_model=config.model.path if known else None,
         base_model_relation=("adapter" if adapter else "finetune") if known else None,

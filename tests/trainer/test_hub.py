@@ -239,6 +239,12 @@ def test_the_card_tells_where_the_model_is_from_and_no_path_of_this_machine(tmp_
     assert "python -m serve BASE --adapter NAME=NAME\n" in text and "pipeline(" not in text
 
 
+def test_a_model_that_the_run_made_is_no_model_of_the_hub(tmp_path):
+    (tmp_path / "run" / "made" / "model").mkdir(parents=True)
+    config = Config.model_validate({"name": "run", "runs_dir": str(tmp_path), "model": {"path": "made/model"}})
+    assert "base_model" not in card_text(config, ModelCard("run", 1, ""), adapter=False)
+
+
 APACHE = "\n                  Apache License\n            Version 2.0, January 2004\n"
 
 
