@@ -175,12 +175,15 @@ class Agent(Environment):
         """The agent's next request; its end comes as a reward. Raises Failed."""
         assert self.session and self.running
         waiting = asyncio.ensure_future(self.session.events.get())
-        await asyncio.wait({waiting, self.running}, return_when=asyncio.FIRST_COMPLETED)
-        if waiting.done() and not isinstance(event := waiting.result(), (ClientLeft, GatewayEnded)):
-            return event
-        waiting.cancel()
-        if waiting.done() and not waiting.cancelled() and isinstance(waiting.result(), GatewayEnded):
+        try:
+            await asyncio.wait({waiting, self.running}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()  # also where the episode is given up
+        event = waiting.result() if waiting.done() else None
+        if isinstance(event, GatewayEnded):
             raise Failed(Verdict.CRASH, "the gateway's process has ended")
+        if event is not None and not isinstance(event, ClientLeft):
+            return event
         done, _ = await asyncio.wait({self.running}, timeout=GRACE_S)
         if not done:
             raise Failed(Verdict.CRASH, "the agent closed the connection of its request (the timeout of its client?)")

@@ -173,6 +173,17 @@ async def test_closing_an_episode_refuses_its_request_and_ends_the_agent(tmp_pat
     assert "409" in file.read_text() and "the turn was cut" in file.read_text()
 
 
+async def test_an_episode_that_is_given_up_while_its_agent_works_leaves_no_task_behind(tmp_path):
+    async with agent(command=program(tmp_path, PLAIN + "ask([x]); time.sleep(600)")) as episode:
+        await play(episode, [])
+        step = asyncio.create_task(episode.step(action("a")))
+        await asyncio.sleep(0.2)
+        step.cancel()
+        await asyncio.gather(step, return_exceptions=True)
+    waiting = [task for task in asyncio.all_tasks() if "Queue.get" in repr(task.get_coro())]
+    assert not waiting, "asyncio says of such a task that it was destroyed but is pending"
+
+
 async def test_a_client_that_speaks_tokens_gets_what_was_sampled(tmp_path):
     turns = action("a", [10, 1], [-0.5, -0.25]), action("b", [11, 1], [-1.0, -2.0])
     first, second, end = await run(tmp_path, PLAIN + TOKENS, *turns)
