@@ -35,6 +35,7 @@ from shared.environment_settings import EnvironmentSettings
 from shared.errors import ConfigError
 from shared.sections import RewardWeights
 from shared.types import Problem, Verdict
+from shared.user_file import missing
 from verify.plugins import Failed, checked_options
 
 START_S = 60.0
@@ -104,7 +105,7 @@ class EnvironmentHost:
         file that cannot be run, an unknown name, and wrong options; also what `Environment.check` raises."""
         for file in self.settings.plugins:
             if not (path := Path(file).resolve()).is_file():
-                raise ConfigError(f"environment.plugins names '{file}': there is no such file")
+                raise ConfigError(f"environment.plugins names '{file}': {missing(path)}")
             self._files.append(str(path))
         if self._files:
             count = self.settings.processes + 1  # the last is for instances that are asked alone, and starts then

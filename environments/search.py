@@ -33,6 +33,7 @@ from environments.tools import ToolEnvironment, ToolError, ToolOptions, tool
 from shared.errors import ConfigError, DataError, run_command
 from shared.jsonl import read_rows, text_of
 from shared.types import Problem, Verdict
+from shared.user_file import missing
 from verify.plugins import Failed
 
 FORMAT = 1
@@ -58,7 +59,7 @@ def index_of(corpus: Path) -> Path:
     """The index of a corpus, made now if there is none of this file as it is. Raises DataError."""
     with _making:
         if not corpus.is_file():
-            raise DataError(f"{SETTING} = '{corpus}': there is no such file")
+            raise DataError(f"{SETTING} = '{corpus}': {missing(corpus)}")
         for folder in (corpus.parent, _temporary()):
             path = folder / f"{corpus.name}.fts5"
             if foreign := _foreign(path, corpus):
@@ -167,7 +168,7 @@ class CorpusSearch(ToolEnvironment):
     async def check(cls, options: CorpusSearchOptions) -> None:
         """Read the first rows of the corpus. Raises ConfigError, DataError."""
         if not (corpus := Path(options.corpus)).is_file():
-            raise ConfigError(f"{SETTING} = '{corpus}': there is no such file; name the .jsonl file to be searched")
+            raise ConfigError(f"{SETTING} = '{corpus}': {missing(corpus)}; name the .jsonl file to be searched")
         for row in islice(read_rows(corpus, SETTING), FIRST_ROWS):
             text_of(row.fields, "text", row.where)
 

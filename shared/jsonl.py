@@ -22,6 +22,7 @@ from shared.errors import DataError
 from shared.json_reader import DEEP, parse_json
 from shared.row_files import FORMS, OTHERS, READ, form_of, open_rows
 from shared.types import Problem
+from shared.user_file import missing
 
 Item = TypeVar("Item")
 
@@ -90,8 +91,7 @@ def read_rows(path: Path, setting: str = "", faults: list[str] | None = None) ->
     """
     named = f"{setting}: " if setting else ""
     if not path.is_file():
-        problem = "it is no file" if path.exists() else "there is no such file"
-        raise DataError(f"{setting} = '{path}': {problem}" if setting else f"{path}: {problem}")
+        raise DataError(f"{setting} = '{path}': {missing(path)}" if setting else f"{path}: {missing(path)}")
     file, form = f"{named}{path}", form_of(path)
     if form in OTHERS:
         raise DataError(f"{file}: files that end in {form} are not read: write the rows as {READ}")
@@ -155,7 +155,7 @@ def _without_mark(line: bytes, where: str) -> bytes:
 
 def _parse(line: bytes, where: str) -> dict[str, Any]:
     try:
-        row = parse_json(line.decode("utf-8"))
+        row = parse_json(line.decode("utf-8").rstrip())  # else a fault at its end were one of the next line
     except UnicodeDecodeError as error:
         raise DataError(f"{where} is not UTF-8 (byte {error.start}): save the file as UTF-8") from error
     except json.JSONDecodeError as error:

@@ -37,10 +37,12 @@ BAR_WIDTH = 20
 ANY_WIDTH = 10_000
 LINE = 100
 """most characters of the line after a step"""
-LEGEND = """(acc: right answers; lang: problem, reasoning and answer in one language; len: tokens;
-    age: versions of the weights since the oldest token was sampled; kl: nats, sampling policy from
-    the trainers'; at the end the slowest part of the step)"""
-"""is printed once, below the first step"""
+LEGEND = """(the bar: completions of the next batch that have ended; left: of this step, run: of all steps;
+    oldest: since the longest completion under way began. A step's line: acc: right answers; lang:
+    problem, reasoning and answer in one language; len: tokens; age: versions of the weights since
+    the oldest token was sampled; kl: nats, sampling policy from the trainers'; at the end the
+    slowest part of the step)"""
+"""is printed once, before the first bar or step"""
 SMOOTHING = 0.3
 """weight of the newest step in the mean step time"""
 
@@ -211,10 +213,14 @@ class Progress:
         took = metrics.get("time/step_s", now - self.step_started)
         self.step_s = took if not self.step_s else (1 - SMOOTHING) * self.step_s + SMOOTHING * took
         self.step_started = now
+        if "staleness/max" in metrics:
+            self._explain()
         self._line(self._step_text(step, metrics, took))
-        if not self._explained and "staleness/max" in metrics:
-            self.note(LEGEND)
+
+    def _explain(self) -> None:
+        if not self._explained:
             self._explained = True
+            self.note(LEGEND)
 
     def _step_text(self, step: int, metrics: Mapping[str, float], took: float) -> str:
         columns = [
@@ -243,6 +249,8 @@ class Progress:
         self.steps = steps
         if not self._due():
             return
+        self._explain()
+        done, step = min(done, needed), min(step, steps)  # of later batches some have ended, too; after the last step
         elapsed, share = self.clock() - self.step_started, min(done / max(needed, 1), 1.0)
         of_step = elapsed / share if share > 0.05 else max(self.step_s, elapsed)
         mean, known = self.step_s or of_step, share > 0.05 or self.step_s > 0

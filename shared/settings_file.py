@@ -29,6 +29,7 @@ from shared.errors import ConfigError
 from shared.json_reader import DEEP
 from shared.section import merged
 from shared.sections import Stage
+from shared.user_file import missing
 
 HOME = Path(__file__).resolve().parents[1]
 """folder of the checkout or installation; examples/ lies there"""
@@ -130,9 +131,7 @@ def read_toml(path: Path) -> Table:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        near = difflib.get_close_matches(path.name, [other.name for other in path.parent.glob("*.toml")], n=1)
-        hint = f"; did you mean {path.parent / near[0]}?" if near else ""
-        raise ConfigError(f"{path}: there is no such settings file{hint}") from error
+        raise ConfigError(f"{path}: {missing(path, 'settings file', '*.toml')}") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the settings file ({error.strerror})") from error
     except UnicodeDecodeError as error:

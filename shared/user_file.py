@@ -1,7 +1,8 @@
-"""Runs a Python file that a setting names: a reward, an objective, a preparation of the user's own."""
+"""Files that a setting names: one that is not there, a Python file (a reward, an objective, a preparation) that is run."""
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import sys
 import traceback
@@ -11,6 +12,14 @@ from pathlib import Path
 from types import ModuleType
 
 from shared.errors import ConfigError, MaestraleError
+
+
+def missing(path: Path, kind: str = "file", pattern: str = "*") -> str:
+    """What an error says of a path that is no file, with the nearest name in its folder, of those that match `pattern`."""
+    if path.exists():
+        return "it is no file"
+    near = difflib.get_close_matches(path.name, [other.name for other in path.parent.glob(pattern)], n=1)
+    return f"there is no such {kind}" + (f"; did you mean {path.parent / near[0]}?" if near else "")
 
 
 def run_file(path: Path, setting: str) -> ModuleType:

@@ -124,7 +124,10 @@ def launch(config: Config, arguments: list[str], nodes: Nodes) -> int:
     """Start this node's ranks of a launch and wait for them; returns the exit code. Raises ConfigError."""
     from shared.launch.node import run_ranks
     from shared.launch.sockets import raise_open_files
+    from trainer.data.sources import check_sources
 
+    if not nodes.number:
+        check_sources(config)
     ranks = nodes.ranks(config)
     environment = {**os.environ, **nodes.variables(config)}
     environment.setdefault("OMP_NUM_THREADS", "1")

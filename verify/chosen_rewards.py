@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from shared.errors import ConfigError
 from shared.sections import RewardWeights
 from shared.types import Verdict
+from shared.user_file import missing
 from verify import verifiers
 from verify.language import LanguageOptions
 from verify.plugin_host import host_of
@@ -187,7 +188,7 @@ def _of_files(settings: RewardWeights) -> dict[str, Member]:
     for file, path in zip(settings.plugins, files, strict=True):
         if not path.is_file():
             raise ConfigError(
-                f"reward.plugins names '{file}': there is no such file (paths start at the working directory)"
+                f"reward.plugins names '{file}': {missing(Path(file))} (paths start at the working directory)"
             )
     host = host_of(tuple(map(str, files)))
     described = host.describe(settings)

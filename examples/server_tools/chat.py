@@ -90,7 +90,19 @@ async def ask(given: argparse.Namespace) -> int:
             print(clean(f"[call] {call['function']['name']} {call['function']['arguments']}"))
         if message.get("content"):
             print(clean(f"[result] {message['content']}" if message["role"] == "tool" else message["content"]))
+    if why := unanswered(messages[-1], given.turns):
+        return print_error(ModelError(f"no answer: {why}"))
     return 0
+
+
+def unanswered(last: dict[str, Any], turns: int) -> str:
+    """Why a chat that ends with this message has no answer; "" for one that has."""
+    if last["role"] == "tool":
+        return f"the model still called tools after {turns} turns: raise --turns"
+    if (last.get("content") or "").strip():
+        return ""
+    thought = " after its reasoning" if last.get("reasoning") or last.get("reasoning_content") else ""
+    return f"the model's last turn is empty{thought}: ask again, or take a model that was trained to answer with tools"
 
 
 def main(arguments: list[str]) -> int:

@@ -67,8 +67,12 @@ async def test_turns_have_an_end_and_errors_are_told(serve):  # noqa: F811
 
 def test_its_command_shows_calls_and_results(serve, capsys):  # noqa: F811
     arguments = ["python", QUESTION, "--turns", "1", "--base-url"]
-    assert main([*arguments, f"{serve(saying(program('1'))).url}/v1"]) == 0
-    assert capsys.readouterr().out == '[call] python {"code": "1"}\n[result] 1\n\n'
+    assert main([*arguments, f"{serve(saying(program('1'), 'One.')).url}/v1"]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == '[call] python {"code": "1"}\n[result] 1\n\n' and "raise --turns" in shown.err
+    assert main([*arguments, f"{serve(saying('One.')).url}/v1"]) == 0 and capsys.readouterr().out == "One.\n"
+    assert main([*arguments, f"{serve(saying(' ')).url}/v1"]) == 2
+    assert "last turn is empty after its reasoning: ask again" in capsys.readouterr().err
     assert main(["pythn", QUESTION]) == 2 and "did you mean python?" in capsys.readouterr().err
     assert main([*arguments, "http://127.0.0.1:1"]) == 2
 

@@ -58,8 +58,8 @@ def test_a_step_is_one_line_with_its_bottleneck_and_what_is_left():
     progress.at(0, 0)
     progress.step_line(1, METRICS)
     assert progress.text() == (
-        "step 1/10  reward 0.512  acc 44%  lang 50%  len 63  age 2  kl 2e-04  4.0 s  left 36 s  rollout 75%\n"
         f"    {LEGEND}\n"
+        "step 1/10  reward 0.512  acc 44%  lang 50%  len 63  age 2  kl 2e-04  4.0 s  left 36 s  rollout 75%\n"
     )
     progress.step_line(2, METRICS)
     assert progress.text().count("age: versions") == 1, "explained once"
@@ -68,6 +68,13 @@ def test_a_step_is_one_line_with_its_bottleneck_and_what_is_left():
     few.step_line(1, {"accuracy": 1.0})
     assert few.text() == "step 1  acc 100%  2.0 s\n", "missing metrics are left out"
     assert bottleneck(METRICS) == "rollout 75%" and bottleneck({"time/step_s": 2.0}) == bottleneck({}) == ""
+
+
+def test_the_bar_is_explained_before_it_is_drawn_and_no_count_passes_its_total():
+    progress = Shown()
+    progress.at(15, 512, step=11)
+    legend, bar = progress.text().split("(the bar:")[1].rsplit("\n    ", 1)
+    assert all(f"{word}: " in legend for word in ("left", "run", "oldest")) and "step 10/10" in bar and "100/100" in bar
 
 
 def test_the_line_after_a_step_fits_a_hundred_columns_in_the_longest_run():
@@ -108,6 +115,7 @@ def test_on_a_terminal_the_bar_is_erased_before_the_next_line_and_never_wraps(mo
     assert "\x1b[?25l" not in progress.stream.getvalue()  # the cursor is never hidden
     monkeypatch.setenv("COLUMNS", "60")
     narrow = Shown(Terminal())
+    narrow._explained = True
     narrow.at(1, 10)
     assert len(narrow.text()) <= 59
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from shared.config import Config
 from shared.errors import ConfigError, DataError
+from shared.user_file import missing
 from trainer.data.row_process import rows_of_process, send_rows, write_rows
 
 HUB, PARQUET = "hub:", ".parquet"
@@ -33,7 +34,7 @@ def fetch_to(path: Path, setting: str, value: str, deadline_s: float) -> Path:
     if value.startswith(HUB) and (name.count("/") not in (1, 2) or not all(name.split("/"))):
         raise ConfigError(f"{setting} = '{value}': write hub:OWNER/NAME, hub:OWNER/NAME/CONFIG, or these and :SPLIT")
     if not value.startswith(HUB) and not Path(value).is_file():
-        raise DataError(f"{setting} = '{value}': there is no such file")
+        raise DataError(f"{setting} = '{value}': {missing(Path(value))}")
     if importlib.util.find_spec("datasets") is None:
         raise ConfigError(f"{setting} = '{value}': datasets is not installed: pip install -e '.[datasets]'")
     write_rows(path, rows_of_process("trainer.data.data_sets", value, setting, deadline_s))

@@ -25,9 +25,10 @@ from shared.lazy_module import LazyModule
 from shared.model.implementation import VISION_LANGUAGE, adapted_names, read_shape
 from shared.progress import Progress
 from shared.record_file import content_of
-from shared.user_file import errors_told, run_file
+from shared.user_file import errors_told, missing, run_file
 from trainer.data.data_sets import HUB, PARQUET, fetch
 from trainer.data.generated_problems import generate
+from trainer.data.problem_file import read_problems
 from trainer.objectives.objective import LocalTeacher, Need
 from trainer.objectives.registry import needs, objective_of
 from verify.verifiers import REASONING_GYM
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
     from shared.model import hf
 else:
     hf = LazyModule("shared.model.hf")
+
+
+SMALL = 4 << 20
+"""bytes of a file of problems that is read before ranks start, too"""
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,7 @@ def check_script(config: Config) -> None:
     """Raise ConfigError where prepare.script names no file."""
     script = config.prepare.script
     if script and not Path(script).is_file():
-        raise ConfigError(f"prepare.script = '{script}': there is no such file (paths start at the working directory)")
+        raise ConfigError(f"prepare.script = '{script}': {missing(Path(script))} (paths start at the working directory)")
 
 
 def _made_from(config: Config) -> dict[str, Any]:
@@ -140,7 +145,7 @@ def data_file(config: Config, setting: str, value: str) -> Path | None:
         return fetch(config, setting, value)
     path = Path(config.locate(value))
     if value and not path.is_file():
-        raise DataError(f"{setting} = '{path}': there is no such file")
+        raise DataError(f"{setting} = '{path}': {missing(path)}")
     return path if value else None
 
 
@@ -162,6 +167,23 @@ def gather_sources(config: Config) -> Sources:
         demonstrations=others["sft.demonstrations"], general=others["sft.general"], offline=offline_files(config),
         teacher_dir=teacher_dir,
     )  # fmt: skip
+
+
+def check_sources(config: Config) -> None:
+    """Raise what a launch would, of files and folders that are there before its ranks start: neither made by
+    prepare.script, nor generated, nor fetched. Large files of problems are read by rank 0 alone."""
+    check_script(config)
+    made = "made/" if config.prepare.script else "\0"
+    for setting, value in data_settings(config).items():
+        if value.startswith((made, HUB, REASONING_GYM)) or value.endswith(PARQUET) and Path(value).is_file():
+            continue
+        path = data_file(config, setting, value)
+        if path is not None and setting.startswith("data.") and path.stat().st_size <= SMALL:
+            read_problems(path, setting, config.data, config.environment.name)
+    if not config.data.offline.startswith(made):
+        offline_files(config)
+    if not config.model.path.startswith(made):
+        check_model(config, hf.resolve(config.locate(config.model.path)))
 
 
 def check_model(config: Config, model_dir: Path) -> None:
