@@ -23,7 +23,7 @@ from benchmarks.figures import ROOT, Section, benchmark, measured_with
 from shared.errors import RunError
 from shared.progress import duration
 
-TRAINING = ".venv/bin/python -m trainer examples/own/settings.toml"
+TRAINING = ".venv/bin/maestrale train examples/own/settings.toml"
 
 
 class Step(NamedTuple):
@@ -38,11 +38,11 @@ class Step(NamedTuple):
 STEPS = (
     Step("set-up", "make install"),
     Step("a trained tiny model", "make train"),
-    Step("its dashboard", ".venv/bin/python -m dashboard runs/ --port 8790", "http://127.0.0.1:8790/"),
-    Step("the chat page", ".venv/bin/python -m serve --model runs/quickstart/latest", "http://127.0.0.1:8000/ready"),
+    Step("its dashboard", ".venv/bin/maestrale dashboard runs/ --port 8790", "http://127.0.0.1:8790/"),
+    Step("the chat page", ".venv/bin/maestrale serve --model runs/quickstart/latest", "http://127.0.0.1:8000/ready"),
     Step(
         "an evaluation",
-        ".venv/bin/python -m evaluation runs/quickstart/made/validation.jsonl --no-ask-form --max-tokens 64",
+        ".venv/bin/maestrale evaluate runs/quickstart/made/validation.jsonl --no-ask-form --max-tokens 64",
     ),
     Step("your own reward and your own data", TRAINING),
 )

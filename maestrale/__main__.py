@@ -5,14 +5,17 @@
 """
 
 import difflib
+import json
 import os
 import runpy
+import shutil
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import maestrale
 from shared.child_process import python_path
-from shared.errors import run_command
+from shared.errors import STARTED, python, run_command
 
 
 class Command(NamedTuple):
@@ -70,7 +73,9 @@ def run() -> int:
         print(f"error: '{name}' is no command of maestrale: {hint}", file=sys.stderr)
         return 2
     os.environ.update(python_path())
-    command = COMMANDS[name]
+    command, said = COMMANDS[name], called()
+    told = {" ".join([one.module, *one.first]): f"{said} {word}" for word, one in COMMANDS.items()}
+    os.environ[STARTED] = json.dumps(told)
     sys.argv[1:] = [*command.first, *rest]
     try:
         runpy.run_module(command.module, run_name="__main__", alter_sys=True)
@@ -85,6 +90,15 @@ def run() -> int:
         )  # fmt: skip
         return 2
     return 0
+
+
+def called() -> str:
+    """How the user calls this command."""
+    path = Path(sys.argv[0]).absolute()
+    if path.name == "__main__.py":
+        return f"{python()} -m maestrale"
+    found = shutil.which(path.name)
+    return path.name if found and path.samefile(found) else os.path.relpath(path)
 
 
 if __name__ == "__main__":

@@ -21,10 +21,12 @@ Messages say what happened, the value, and the setting to change.
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from shared.clean_text import clean, clean_logs
 
@@ -113,6 +115,21 @@ class CheckpointError(RunError):
 
 class DiskError(RunError, OSError):
     """A file could not be written; the message names it, the free space and the repair."""
+
+
+STARTED = "MAESTRALE_STARTED"
+"""variable: what `maestrale` sets where it started this process or one above it, {module: its command} as JSON"""
+
+
+def python() -> Path:
+    """Path of this interpreter, relative to the current folder if it is inside."""
+    path, here = Path(sys.executable), Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def command_of(module: str) -> str:
+    """How the user starts a module: "maestrale serve" where he began with `maestrale`, else "python -m serve"."""
+    return json.loads(os.environ.get(STARTED, "{}")).get(module) or f"{python()} -m {module}"  # type: ignore[no-any-return]
 
 
 def print_error(error: Exception) -> int:

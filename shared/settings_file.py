@@ -25,7 +25,7 @@ from pydantic_core import ErrorDetails
 
 from shared.atomic_write import write_whole
 from shared.config import Config
-from shared.errors import ConfigError
+from shared.errors import ConfigError, command_of
 from shared.json_reader import DEEP
 from shared.section import merged
 from shared.sections import Stage
@@ -261,7 +261,7 @@ def suggestion(key: str) -> str:
     same = [candidate for candidate in SETTINGS if candidate.rpartition(".")[2] == last]
     near = same or [max([*SETTINGS, *sorted(SECTIONS)], key=likeness)]
     if likeness(near[0]) < 0.6:
-        return "; python -m trainer --help lists all settings"
+        return f"; {command_of('trainer')} --help lists all settings"
     return f"; did you mean {' or '.join(near)}?"
 
 

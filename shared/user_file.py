@@ -1,4 +1,4 @@
-"""Files that a setting names: one that is not there, a Python file (a reward, an objective, a preparation) that is run."""
+"""Files that a setting names: one that is not there; one of Python (a reward, a preparation of the user's own) is run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shared.errors import ConfigError, MaestraleError
 
 
 def missing(path: Path, kind: str = "file", pattern: str = "*") -> str:
-    """What an error says of a path that is no file, with the nearest name in its folder, of those that match `pattern`."""
+    """What an error says of a path that is no file, with the nearest name there of those that match `pattern`."""
     if path.exists():
         return "it is no file"
     near = difflib.get_close_matches(path.name, [other.name for other in path.parent.glob(pattern)], n=1)

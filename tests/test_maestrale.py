@@ -9,6 +9,7 @@ import pytest
 
 import maestrale
 from maestrale import __main__ as command
+from shared.errors import STARTED, command_of, python
 
 
 def asked(monkeypatch, capsys, *words: str) -> tuple[int, str]:
@@ -52,6 +53,28 @@ def test_a_package_that_is_not_installed_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr(os, "environ", dict(os.environ))
     code, printed = asked(monkeypatch, capsys, "train", "quickstart")
     assert code == 2 and "maestrale train needs torch" in printed and ".[cpu] or .[cuda]" in printed
+
+
+@pytest.mark.parametrize(("program", "said"), [
+    ("bin/maestrale", "maestrale"), ("elsewhere/maestrale", "elsewhere/maestrale"),
+    ("maestrale/__main__.py", "python -m maestrale"), ("", "python -m"),
+])  # fmt: skip
+def test_the_next_command_begins_as_the_user_began(monkeypatch, tmp_path, program, said):
+    """With `maestrale` of the path or another one, as a module, or with `python -m trainer`; ranks have the variable."""
+    monkeypatch.setattr(command.runpy, "run_module", lambda *_, **__: None)
+    monkeypatch.setattr(os, "environ", {**os.environ, "PATH": str(tmp_path / "bin")})
+    os.environ.pop(STARTED, None)
+    monkeypatch.chdir(tmp_path)
+    if program:
+        (tmp_path / program).parent.mkdir()
+        (tmp_path / program).touch(0o755)
+        monkeypatch.setattr(sys, "argv", [str(tmp_path / program), "train", "mine.toml"])
+        assert command.main() == 0
+    began = {"trainer": "train", "trainer objectives": "objectives", "serve": "serve", "evaluation": "evaluate"}
+    for module, word in began.items():
+        shown = command_of(module).replace(str(python()), "python")
+        assert shown == (f"{said} {word}" if program else f"{said} {module}")
+    assert command_of("serve.keys") == f"{python()} -m serve.keys"
 
 
 def test_files_of_the_working_folder_take_no_name_of_ours(tmp_path):

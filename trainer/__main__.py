@@ -25,7 +25,7 @@ from typing import NoReturn
 from shared import settings_file
 from shared.clean_text import clean, clean_logs
 from shared.config import Config
-from shared.errors import ConfigError, InputError, print_error, run_command
+from shared.errors import ConfigError, InputError, command_of, print_error, run_command
 from shared.launch import deaths, watchdog
 from shared.launch.ranks import Nodes, ranks_here, under_torchrun
 from trainer.run_lock import forget_refused
@@ -110,7 +110,7 @@ def take_nodes(arguments: list[str]) -> tuple[Nodes, list[str]]:
         parser.add_argument(f"--{name}", f"--{name.replace('-', '_')}", type=kind, default=default)
     given, rest = parser.parse_known_args(arguments)
     if not rest:
-        raise ConfigError("a settings file is missing, e.g. python -m trainer configs/quickstart.toml")
+        raise ConfigError(f"a settings file is missing, e.g. {command_of('trainer')} configs/quickstart.toml")
     if not 0 <= given.node_rank < given.nnodes:
         raise ConfigError(f"--node-rank={given.node_rank}: expected 0 to --nnodes - 1, which is {given.nnodes - 1}")
     if not 0 < given.master_port < 65536:

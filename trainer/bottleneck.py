@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shared.config import Config
+from shared.errors import command_of
 from shared.json_reader import parse_json
 
 PHASES = "phases.jsonl"
@@ -70,7 +71,8 @@ def advice(slowest: str, steps: list[dict[str, Any]], config: Config) -> str:
             return f"{filtered:.0%} of the groups teach nothing: take problems of middling difficulty (data.pass_rate)"
         if mean("truncated") > MANY:
             return f"{mean('truncated'):.0%} of the completions are cut: raise reward.length, or SFT on shorter ones"
-        return "more engines (placement.engines), or sequences at once (rollout.max_sequences); see python -m lab.plan"
+        engines = "more engines (placement.engines), or sequences at once (rollout.max_sequences)"
+        return f"{engines}; see {command_of('lab.plan')}"
     if slowest == TRAIN:
         return "more trainers (placement.trainers), or adapters (lora.rank), which cost less to train"
     if slowest == SYNC:

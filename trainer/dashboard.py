@@ -12,6 +12,7 @@ import sys
 import threading
 from pathlib import Path
 
+from shared.errors import command_of
 from shared.progress import Progress
 
 START_S = 90.0
@@ -36,4 +37,6 @@ def _tell(child: subprocess.Popen[bytes], progress: Progress) -> None:
     if ready and (address := child.stdout.readline().decode().strip()):
         progress.note(f"dashboard: {address}")
     else:
-        progress.warning("the dashboard did not start; `python -m dashboard` with the folder of the runs says why")
+        progress.warning(
+            f"the dashboard did not start; `{command_of('dashboard')}` with the folder of the runs says why"
+        )

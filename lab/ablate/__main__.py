@@ -12,7 +12,7 @@ from pathlib import Path
 from lab.ablate.ablation import Ablation, read
 from lab.ablate.runner import run_all
 from lab.ablate.runs import chosen, plan
-from shared.errors import ConfigError, InputError, print_error, run_command
+from shared.errors import ConfigError, InputError, command_of, print_error, run_command
 
 EXAMPLES = """
 examples:
@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> int:
     if options.list:
         for run in runs:
             state = "finished" if run.finished else run.progress if run.run_dir.exists() else "not begun"
-            print(f"{run.title}: {state}\n    python -m trainer {shlex.join(run.arguments)}", flush=True)
+            print(f"{run.title}: {state}\n    {command_of('trainer')} {shlex.join(run.arguments)}", flush=True)
         return 0
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts us with & has it ignored
     try:

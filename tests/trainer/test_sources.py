@@ -8,11 +8,14 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from shared.config import Config
-from shared.errors import ConfigError, DataError, ModelError
+from shared.errors import ConfigError, DataError, InputError, ModelError
+from shared.launch import node
+from shared.launch.ranks import Nodes
 from shared.model import hf
 from shared.progress import Progress
 from tests.families import config_of
 from tests.trainer.test_dry_run import SMOLLM2
+from trainer.__main__ import launch
 from trainer.check.plan import model_shape
 from trainer.data.sources import check_tokenizers, check_vocabulary, gather_sources, prepare
 from trainer.settings import load
@@ -62,6 +65,21 @@ def test_a_launch_without_model_and_problems_is_told_what_to_set(tmp_path):
         f"{path}: model.path is not set: name a folder or a Hugging Face model, e.g. --model.path=Qwen/Qwen3-0.6B",
         f"{path}: data.train is not set: name a JSONL file of problems, e.g. --data.train=problems.jsonl",
     ]
+
+
+@pytest.mark.parametrize(("train", "model", "message"), [
+    ("row.jsonl", "gone", r"data.train = 'row.jsonl': there is no such file; did you mean rows.jsonl\?"),
+    ("wrong.jsonl", "gone", "wrong.jsonl:1 lacks 'problem': it has 'query', 'target'"),
+    ("rows.jsonl", "gone", "model.path = 'gone': there is no such folder"),
+])  # fmt: skip
+def test_what_is_known_without_ranks_is_told_before_they_start(tmp_path, monkeypatch, train, model, message):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(node, "run_ranks", lambda *_: pytest.fail("ranks were started"))
+    (tmp_path / "rows.jsonl").write_text('{"problem": "1+1?", "answer": "2"}\n')
+    (tmp_path / "wrong.jsonl").write_text('{"query": "1+1?", "target": "2"}\n')
+    config = Config.model_validate({"data": {"train": train}, "model": {"path": model}})
+    with pytest.raises(InputError, match=message):
+        launch(config, ["mine.toml"], Nodes(1, 0, "127.0.0.1", 29500))
 
 
 def test_a_made_file_that_is_not_there_is_named_by_its_place(tmp_path):

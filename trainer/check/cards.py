@@ -13,7 +13,7 @@ import psutil
 import torch
 
 from shared.config import Config
-from shared.errors import ConfigError
+from shared.errors import ConfigError, command_of
 from shared.launch.ranks import shares_gpus
 from shared.model.config import DecoderConfig
 from trainer.check.finding import CheckFinding, Status
@@ -111,7 +111,7 @@ def use_of_cards(cards: list[NvidiaCard], config: Config | None, shape: DecoderC
         status, step = "FAIL", "hide it (CUDA_VISIBLE_DEVICES), or use cards from Ampere on"
         text += f"; {old[0].name} has compute capability {old[0].capability}, bfloat16 needs {LEAST_CAPABILITY}"
     elif refusal:
-        status, step = "FAIL", "change what it names; python -m trainer SETTINGS --dry-run shows the arithmetic"
+        status, step = "FAIL", f"change what it names; {command_of('trainer')} SETTINGS --dry-run shows the arithmetic"
         text += refusal
     elif visible and needed > visible:
         status, step = "WARN", "lower placement.trainers, placement.engines or rollout.tensor_parallel, or add nodes"

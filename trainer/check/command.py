@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from shared.config import Config
-from shared.errors import InputError, MaestraleError
+from shared.errors import InputError, MaestraleError, command_of
 from shared.model.config import DecoderConfig
 from trainer.check import machine
 from trainer.check.cards import driver, use_of_cards
@@ -60,7 +60,9 @@ def examine(words: Sequence[str], load: Callable[[str, list[str]], Config]) -> I
             shape = model_shape(config)
             yield CheckFinding("settings", "OK", f"{words[0]}: {config.world_size} ranks, run folder {config.run_dir}")
         except MaestraleError as error:
-            yield CheckFinding("settings", "FAIL", str(error), "correct the file (python -m trainer --help lists all)")
+            yield CheckFinding(
+                "settings", "FAIL", str(error), f"correct the file ({command_of('trainer')} --help lists all)"
+            )
     yield machine.packages()
     cards, finding = driver()
     yield finding

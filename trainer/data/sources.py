@@ -103,7 +103,9 @@ def check_script(config: Config) -> None:
     """Raise ConfigError where prepare.script names no file."""
     script = config.prepare.script
     if script and not Path(script).is_file():
-        raise ConfigError(f"prepare.script = '{script}': {missing(Path(script))} (paths start at the working directory)")
+        raise ConfigError(
+            f"prepare.script = '{script}': {missing(Path(script))} (paths start at the working directory)"
+        )
 
 
 def _made_from(config: Config) -> dict[str, Any]:

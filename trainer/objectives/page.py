@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
+from shared.errors import command_of
 from shared.section import flat
 from shared.settings_file import literal, type_name
 from trainer.objectives.objective import Objective
@@ -130,5 +131,6 @@ def main(arguments: Sequence[str], show: Callable[[str], None]) -> int:
     if not arguments:
         for line in describe_all():
             show(line)
-        show("\npython -m trainer objectives NAME shows formula, source and every value of one (docs/objectives.md)")
+        again = command_of("trainer objectives")
+        show(f"\n{again} NAME shows formula, source and every value of one (docs/objectives.md)")
     return 0
