@@ -328,16 +328,10 @@ class Engine:
         median_s = self.outputs.step_timer.median_s()
         stall = await stall_s
         return Updated(
-            engine=self.engine,
-            version=version,
-            seconds=seconds,
-            bytes=self.receiver.layout.payload_bytes,
-            held=WeightsHeld(),
-            stall_s=stall,
-            stall_steps=stall / median_s if median_s else 0.0,
-            running=len(self.outputs.running),
-            gpu_peak_bytes=await self._gpu_peak_bytes(),
-        )
+            engine=self.engine, version=version, seconds=seconds, bytes=self.receiver.layout.payload_bytes,
+            held=WeightsHeld(), stall_s=stall, stall_steps=stall / median_s if median_s else 0.0,
+            running=len(self.outputs.running), gpu_peak_bytes=await self._gpu_peak_bytes(),
+        )  # fmt: skip
 
     async def _gpu_peak_bytes(self) -> int:
         """Largest GPU memory that one of the engine's workers has allocated so far; 0 on a CPU."""

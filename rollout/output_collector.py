@@ -54,17 +54,10 @@ def extend(completion: Completion, token_ids: list[int], logprobs: list[float], 
 def copy_unfinished(completion: Completion) -> Completion:
     """Return a copy of an unfinished completion that later tokens do not change."""
     return Completion(
-        group=completion.group,
-        index=completion.index,
-        seed=completion.seed,
-        token_ids=list(completion.token_ids),
-        logprobs=list(completion.logprobs),
-        spans=list(completion.spans),
-        restarts=completion.restarts,
-        anew=completion.anew,
-        turns=list(completion.turns),
-        routes=list(completion.routes),
-    )
+        group=completion.group, index=completion.index, seed=completion.seed, token_ids=list(completion.token_ids),
+        logprobs=list(completion.logprobs), spans=list(completion.spans), restarts=completion.restarts,
+        anew=completion.anew, turns=list(completion.turns), routes=list(completion.routes),
+    )  # fmt: skip
 
 
 class StepTimer:

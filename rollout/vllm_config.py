@@ -118,18 +118,10 @@ def build_vllm_config(
         total = torch.cuda.get_device_properties(device).total_memory
         more["gpu_memory_utilization"] = own_gpu_share(config, model_dir, total)
     made = make_vllm_config(
-        model_dir,
-        dtype=config.model.dtype,
-        max_tokens=config.model.max_tokens,
-        max_sequences=settings.max_sequences,
-        cache_bytes=cache_bytes,
-        tensor_parallel=settings.tensor_parallel,
-        seed=seed,
-        skip_tokenizer_init=True,
-        weight_transfer_config={"backend": "maestrale"},
-        worker_extension_cls=WORKER_EXTENSION,
-        **more,
-    )
+        model_dir, dtype=config.model.dtype, max_tokens=config.model.max_tokens, max_sequences=settings.max_sequences,
+        cache_bytes=cache_bytes, tensor_parallel=settings.tensor_parallel, seed=seed, skip_tokenizer_init=True,
+        weight_transfer_config={"backend": "maestrale"}, worker_extension_cls=WORKER_EXTENSION, **more,
+    )  # fmt: skip
     if replays and device.type != "cuda":  # vLLM would refuse the flag above; routes.py returns them
         made.aux_output_config.enable_return_routed_experts = True
     return made
@@ -161,15 +153,9 @@ def own_gpu_share(config: Config, model_dir: str, total_bytes: int) -> float:
 
 
 def make_vllm_config(
-    model_dir: str,
-    *,
-    dtype: str,
-    max_tokens: int,
-    max_sequences: int,
-    cache_bytes: int | None,
-    tensor_parallel: int = 1,
-    **more: Any,
-) -> VllmConfig:
+    model_dir: str, *, dtype: str, max_tokens: int, max_sequences: int, cache_bytes: int | None,
+    tensor_parallel: int = 1, **more: Any,
+) -> VllmConfig:  # fmt: skip
     """Return vLLM's settings with the values that all engines here share, and `more` arguments. Raises ModelError.
 
     max_tokens: prompt and completion together. cache_bytes: for keys and values; None: CPU_CACHE_BYTES, on a GPU what

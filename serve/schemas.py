@@ -145,24 +145,14 @@ class GenerationRequest(RequestBody):
     def sampling(self, temperature: float, top_p: float, max_tokens: int) -> SamplingParameters:
         """Return the sampling for the engine. temperature, top_p: defaults if the request gives none."""
         return SamplingParameters(
-            max_tokens=max_tokens,
-            temperature=temperature if self.temperature is None else self.temperature,
-            top_p=top_p if self.top_p is None else self.top_p,
-            top_k=max(self.top_k or 0, 0),
-            min_p=self.min_p or 0.0,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
-            logit_bias=self.logit_bias or None,
+            max_tokens=max_tokens, temperature=temperature if self.temperature is None else self.temperature,
+            top_p=top_p if self.top_p is None else self.top_p, top_k=max(self.top_k or 0, 0), min_p=self.min_p or 0.0,
+            presence_penalty=self.presence_penalty, frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty, logit_bias=self.logit_bias or None,
             allowed_token_ids=None if self.allowed_token_ids is None else sorted(set(self.allowed_token_ids)),
-            bad_words=self.bad_words,
-            seed=self.seed,
-            stop=self.stops,
-            stop_token_ids=self.stop_token_ids,
-            include_stop=self.include_stop_str_in_output,
-            ignore_eos=self.ignore_eos,
-            min_tokens=self.min_tokens,
-        )
+            bad_words=self.bad_words, seed=self.seed, stop=self.stops, stop_token_ids=self.stop_token_ids,
+            include_stop=self.include_stop_str_in_output, ignore_eos=self.ignore_eos, min_tokens=self.min_tokens,
+        )  # fmt: skip
 
 
 class ReasoningRequest(GenerationRequest):

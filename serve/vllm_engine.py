@@ -50,19 +50,10 @@ class VllmEngine:
     """An engine on vLLM: its AsyncLLM in this process, its engine core in a child process."""
 
     def __init__(
-        self,
-        model_dir: str,
-        *,
-        max_tokens: int,
-        max_sequences: int,
-        cache_bytes: int,
-        dtype: str = "auto",
-        gpu_share: float = GPU_SHARE,
-        tensor_parallel: int = 1,
-        quantization: str = "",
-        adapters: Mapping[str, ServedAdapter] | None = None,
-        stop_ids: Collection[int] = (),
-    ):
+        self, model_dir: str, *, max_tokens: int, max_sequences: int, cache_bytes: int, dtype: str = "auto",
+        gpu_share: float = GPU_SHARE, tensor_parallel: int = 1, quantization: str = "",
+        adapters: Mapping[str, ServedAdapter] | None = None, stop_ids: Collection[int] = (),
+    ):  # fmt: skip
         """max_tokens: context of prompt and completion together. cache_bytes: for keys and values; 0: 1 GiB on
         a CPU, on a GPU what is free of its share `gpu_share`. tensor_parallel: GPUs. quantization: vLLM's name of a
         method to quantise weights with; "" for what the checkpoint says. adapters: by the name in

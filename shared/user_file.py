@@ -1,4 +1,4 @@
-"""Files that a setting names: one that is not there; one of Python (a reward, a preparation of the user's own) is run."""
+"""Files that a setting names: one that is not there; one of Python (a reward, a preparation of the user's) is run."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def test_a_package_that_is_not_installed_is_one_line(monkeypatch, capsys):
     ("maestrale/__main__.py", "python -m maestrale"), ("", "python -m"),
 ])  # fmt: skip
 def test_the_next_command_begins_as_the_user_began(monkeypatch, tmp_path, program, said):
-    """With `maestrale` of the path or another one, as a module, or with `python -m trainer`; ranks have the variable."""
+    """With `maestrale` of the path or another one, as a module, or with `python -m trainer`."""
     monkeypatch.setattr(command.runpy, "run_module", lambda *_, **__: None)
     monkeypatch.setattr(os, "environ", {**os.environ, "PATH": str(tmp_path / "bin")})
     os.environ.pop(STARTED, None)

@@ -28,6 +28,8 @@ from trainer.step.batching import Learned
 BLIND = 0.95
 FAR = 3.0
 """nats"""
+MOVED = 0.5
+"""nats; more is worth a warning"""
 ROUNDINGS = 10.0
 REPAIR = (
     "the weights are ruined. This step is not saved, and the same command goes on from the checkpoint before it; if it "
@@ -63,6 +65,14 @@ def check_alive(learned: Learned, config: Config, vocabulary: int, step: int, ag
             f"{age} versions ago are no likelier than a blind guess ({surprise:.3g} nats a token, the limit is "
             f"{blind:.3g}): {REPAIR}"
         )
+
+
+def doubt(difference: float, step: int) -> str:
+    """A line about a policy that moved far from its samples in a step that goes on, else "". difference: in nats."""
+    moved = f"step {step}: logprob_difference/mean is {difference:.2g} nats: the policy has moved far since it sampled"
+    return (
+        f"{moved} these tokens. Where it goes on like this, lower optimiser.learning_rate" if difference > MOVED else ""
+    )
 
 
 def engine_surprise(learned: Learned) -> float:

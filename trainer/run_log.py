@@ -27,6 +27,7 @@ from shared.types import Group, Verdict
 from trainer.data.data_source import PromptFormat, write_jsonl
 from trainer.episodes import turns_of
 from trainer.evaluation import FILE, Evaluation, EvaluationRecord, forget_evaluations
+from trainer.health import doubt
 from trainer.ledger import Ledger
 from trainer.objectives.registry import objective_of
 from trainer.schedule import learning_rate
@@ -121,6 +122,8 @@ class RunLogger:
         row |= self._memory_metrics(learned.stepped)
         self._write(version, row)
         self.progress.step_line(version, row)
+        if line := doubt(row.get("logprob_difference/mean", 0.0), version):
+            self.progress.warning(line)
         self._tell_failures()
         return row
 

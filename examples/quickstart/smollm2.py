@@ -82,28 +82,19 @@ def convert_config(metadata: dict[str, Any]) -> dict[str, Any]:
     """config.json from the GGUF metadata."""
     heads, hidden = metadata["llama.attention.head_count"], metadata["llama.embedding_length"]
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": metadata["llama.vocab_size"],
-        "hidden_size": hidden,
-        "intermediate_size": metadata["llama.feed_forward_length"],
-        "num_hidden_layers": metadata["llama.block_count"],
-        "num_attention_heads": heads,
-        "num_key_value_heads": metadata["llama.attention.head_count_kv"],
-        "head_dim": hidden // heads,
-        "hidden_act": "silu",
-        "max_position_embeddings": metadata["llama.context_length"],
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": metadata["llama.vocab_size"],
+        "hidden_size": hidden, "intermediate_size": metadata["llama.feed_forward_length"],
+        "num_hidden_layers": metadata["llama.block_count"], "num_attention_heads": heads,
+        "num_key_value_heads": metadata["llama.attention.head_count_kv"], "head_dim": hidden // heads,
+        "hidden_act": "silu", "max_position_embeddings": metadata["llama.context_length"],
         "rms_norm_eps": round(metadata["llama.attention.layer_norm_rms_epsilon"], 9),
         "rope_theta": metadata["llama.rope.freq_base"],
         "rope_parameters": {"rope_type": "default", "rope_theta": metadata["llama.rope.freq_base"]},
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": True,
-        "initializer_range": 0.041666666666666664,
-        "bos_token_id": metadata["tokenizer.ggml.bos_token_id"],
+        "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True,
+        "initializer_range": 0.041666666666666664, "bos_token_id": metadata["tokenizer.ggml.bos_token_id"],
         "eos_token_id": metadata["tokenizer.ggml.eos_token_id"],
         "pad_token_id": metadata["tokenizer.ggml.padding_token_id"],
-    }
+    }  # fmt: skip
 
 
 def convert_weights(gguf: Gguf, config: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:

@@ -129,15 +129,9 @@ class NetworkSender:
     """A trainer rank's background thread that sends its rows of each version into the chain."""
 
     def __init__(
-        self,
-        store: dist.Store,
-        rank: int,
-        layout: Layout,
-        engines: int,
-        ranges: list[tuple[int, int]],
-        outgoing: Callable[[int], list[torch.Tensor]],
-        device: torch.device,
-    ):
+        self, store: dist.Store, rank: int, layout: Layout, engines: int, ranges: list[tuple[int, int]],
+        outgoing: Callable[[int], list[torch.Tensor]], device: torch.device,
+    ):  # fmt: skip
         """ranges: this rank's bytes of a buffer, (start, size). outgoing(buffer) -> the memory of each of them."""
         self.rank, self.world, self.engines, self.device = rank, layout.world, engines, device
         self.store: dist.Store = store.clone()  # type: ignore[attr-defined]  # missing in torch's stubs

