@@ -129,7 +129,7 @@ def python() -> Path:
 
 def command_of(module: str) -> str:
     """How the user starts a module: "maestrale serve" where he began with `maestrale`, else "python -m serve"."""
-    return json.loads(os.environ.get(STARTED, "{}")).get(module) or f"{python()} -m {module}"  # type: ignore[no-any-return]
+    return json.loads(os.environ.get(STARTED, "{}")).get(module) or f"{python()} -m {module}"
 
 
 def print_error(error: Exception) -> int:

@@ -29,7 +29,7 @@ def test_the_table_of_wishes_stands_below_the_first_screen():
     assert wishes > lines.index("## Two commands") > 15
     end = lines.index("## Serve and evaluate")
     rows = [line for line in lines[wishes:end] if line.startswith("| ") and not line.startswith("| ...")]
-    assert len(rows) > 12 and all(re.search(r"\]\([^)]+\)|`make |`python ", row) for row in rows)
+    assert len(rows) > 12 and all(re.search(r"\]\([^)]+\)|`make |`(python|maestrale) ", row) for row in rows)
 
 
 def test_the_page_is_short():
