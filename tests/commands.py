@@ -84,6 +84,8 @@ def check(words: list[str]) -> None:
         if words[1:] and not words[1].startswith("-"):
             command = MAESTRALE[words[1]]
             check_module(command.module, [*command.first, *words[2:]])
+    elif program == "hf":
+        assert words[1] == "download", words
     elif program == "torchrun":
         start = words.index("-m")
         assert all(word.startswith("--") for word in words[1:start]), words
