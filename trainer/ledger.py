@@ -39,7 +39,7 @@ import msgspec
 from shared.errors import NoProgress, RunError
 from shared.sections import Rollout
 from shared.types import Completion, Group, Prompt, Reward
-from trainer.objectives.advantage import diverse
+from trainer.objectives.advantage import diverse, turns_differ
 from trainer.objectives.registry import objective_of
 from trainer.stages import Stages, StageState
 
@@ -214,7 +214,11 @@ class Ledger:
     def _has_signal(self, group: Group) -> bool:
         if any(completion.finish_reason == "abort" for completion in group.completions):
             return False  # one that the policy did not end says nothing, and the others are no whole group
-        return diverse(group.rewards, objective_of(self.stages.now).filter_groups_by)
+        now = self.stages.now
+        by, environment = objective_of(now).filter_groups_by, now.environment
+        if by == "total" and environment.credit == "turn":
+            return turns_differ(group, environment.discount)
+        return diverse(group.rewards, by)
 
     def _filter(self, group: Group) -> None:
         del self.groups[group.prompt.index], self._taken_after[group.prompt.index]

@@ -27,6 +27,7 @@ from shared.types import Group, Verdict
 from trainer.data.data_source import PromptFormat, write_jsonl
 from trainer.episodes import turns_of
 from trainer.evaluation import FILE, Evaluation, EvaluationRecord, forget_evaluations
+from trainer.health import clipped_rounding
 from trainer.ledger import Ledger
 from trainer.objectives.registry import objective_of
 from trainer.schedule import learning_rate
@@ -75,6 +76,8 @@ class RunLogger:
         self.generated_before = 0
         self.waiting = 0
         """episodes that no engine works on, because an environment has not answered"""
+        self.clips_rounding = False
+        """whether it was said that the objective's bounds act on rounding"""
         self._idle = IdleSeats()
 
     @property
@@ -137,6 +140,9 @@ class RunLogger:
         self._write(version, row)
         self.progress.step_line(version, row)
         self._tell_failures()
+        if not self.clips_rounding and (line := clipped_rounding(learned, self.config, max(staleness, default=0))):
+            self.clips_rounding = True
+            self.progress.warning(line)
         return row
 
     def _tell_failures(self) -> None:

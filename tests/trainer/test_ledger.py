@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from shared import record_file
 from shared.config import Config
 from shared.errors import NoProgress, RunError
-from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict, VersionSpan
+from shared.types import Completion, Group, Problem, Prompt, Reward, Turn, Verdict, VersionSpan
 from trainer.checkpoint import ledger_file
 from trainer.ledger import Interrupted, Ledger, LedgerState, with_unfinished
 from trainer.stages import Stages
@@ -264,6 +264,17 @@ def test_a_group_with_a_completion_that_was_given_up_has_no_signal():
         ledger.receive(done := end(completion, [0], reason))
         ledger.close(done, reward(float(reason == "stop")), "")
     assert not ledger.groups and ledger.filtered == 1 and ledger.busy_slots == 0
+
+
+@pytest.mark.parametrize(("credit", "discount", "kept"), [("turn", 0.5, 1), ("turn", 1.0, 1), ("episode", 1.0, 0)])
+def test_with_credit_by_turn_a_group_of_equal_totals_is_kept_where_a_turn_differs(credit, discount, kept):
+    config = make_config().model_dump() | {"environment": {"name": "guess", "credit": credit, "discount": discount}}
+    ledger = opened(Ledger(Stages(Config.model_validate(config))), 1)
+    for completion, rewards in zip(list(ledger.groups[0].completions), ((0.0, 1.0), (1.0, 0.0)), strict=True):
+        turns = [Turn(turn, turn + 1, reward=value) for turn, value in enumerate(rewards)]
+        ledger.receive(done := msgspec.structs.replace(end(completion, [0, 0]), turns=turns))
+        ledger.close(done, reward(1.0), "")
+    assert len(ledger.groups) == kept and ledger.filtered == 1 - kept
 
 
 def test_all_groups_without_signal_end_the_run_with_counts():
