@@ -156,9 +156,8 @@ def adapted_layers(config: Config, model_dir: str) -> list[str]:
 
 def own_gpu_share(config: Config, model_dir: str, total_bytes: int) -> float:
     """Share of a GPU's memory for the engine that has it for itself: GPU_SHARE less what a weight update takes."""
-    shape = read_shape(load_config(Path(model_dir)))
     dtype: torch.dtype = getattr(torch, config.model.dtype)
-    largest = shape.vocab_size * shape.hidden_size * dtype.itemsize
+    largest = read_shape(load_config(Path(model_dir))).largest_tensor * dtype.itemsize
     return GPU_SHARE - (TRANSFER_TENSORS * largest + TRANSFER_BYTES) / total_bytes
 
 

@@ -99,12 +99,8 @@ def arriving_bytes(decoder: DecoderConfig, width: int, streamed: bool, rank: int
 
 
 def largest_tensor(decoder: DecoderConfig, rank: int = 0) -> int:
-    """Parameters of the largest tensor: the embedding, a part of the feed-forward, or the queries; of adapters of this
-    rank, those of the widest layer."""
-    if rank:
-        return rank * max(side for _, *sides in decoder.linears for side in sides)
-    inner = max(decoder.intermediate_size, decoder.heads * decoder.head_dim)
-    return decoder.hidden_size * max(decoder.vocab_size, inner)
+    """Parameters of the largest tensor of an update; of adapters of this rank, those of the widest layer."""
+    return rank * max(side for _, *sides in decoder.linears for side in sides) if rank else decoder.largest_tensor
 
 
 def gathered_bytes(decoder: DecoderConfig, width: int, adapters: int = 0) -> float:

@@ -113,6 +113,11 @@ class DecoderConfig:
         return tables + self.layers * self.layer_parameters + self.hidden_size
 
     @property
+    def largest_tensor(self) -> int:
+        """Parameters of the largest tensor: a table, or a matrix of a layer."""
+        return max(self.hidden_size * self.vocab_size, *(inputs * outputs for _, inputs, outputs in self.layer_linears))
+
+    @property
     def products(self) -> int:
         """Weights that multiply every token: the matrices of all layers and the head. A forward costs 2 FLOPs each."""
         return self.layers * self.layer_products + self.vocab_size * self.hidden_size
@@ -170,6 +175,8 @@ class MeasuredConfig(DecoderConfig):
     """all parameters"""
     counted_layer: int = 0
     """parameters of one layer, on average"""
+    counted_largest: int = 0
+    """parameters of the largest tensor: of a mixture, mostly that of all experts of a layer"""
     counted_products: int = 0
     """weights of one layer that multiply a token: of a mixture, those of the experts that a token meets"""
     counted_linears: list[tuple[str, int, int]] = field(default_factory=list)
@@ -188,6 +195,11 @@ class MeasuredConfig(DecoderConfig):
     def expert_linears(self) -> list[tuple[str, int, int]]:
         """(name, inputs, outputs) of the tensors of experts, those of all experts of a layer together."""
         return self.counted_experts
+
+    @property
+    def largest_tensor(self) -> int:
+        """Parameters of the largest tensor."""
+        return self.counted_largest
 
     @property
     def layer_products(self) -> int:

@@ -164,6 +164,7 @@ def measure(config: Mapping[str, Any]) -> MeasuredConfig:
         tied=tied,
         counted=sum(parameter.numel() for parameter in parameters.values()) - dropped,
         counted_layer=sum(parameter.numel() for parameter in layers.parameters()) // len(layers),
+        counted_largest=max(parameter.numel() for parameter in parameters.values()),
         counted_products=int(products) // len(layers),
         counted_linears=[(name, one.in_features, one.out_features) for name, one in linears],
         counted_experts=[
