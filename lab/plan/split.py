@@ -30,7 +30,7 @@ from lab.plan.scenario import Scenario
 from lab.plan.times import WIDTH, EngineModel, SamplingTimes
 from shared.errors import ConfigError
 from trainer import memory
-from trainer.memory import TrainerMemory
+from trainer.memory import Kept, TrainerMemory
 
 ASYNC_LEVELS = (1, 2)
 """async levels that are tried if none is given: async level 1 keeps to Magistral's rule (open completions at most twice
@@ -49,7 +49,7 @@ class Split:
     engines: int
     tensor_parallel: int
     async_level: int
-    recompute: bool
+    kept: Kept
     trainer_memory: TrainerMemory
     weight_bytes: float
     """weights on one GPU of an engine"""
@@ -97,33 +97,33 @@ class Split:
 # ---- one placement -----------------------------------------------------------------------------------------------
 
 
-def trainer_memory(scenario: Scenario, trainers: int, recompute: bool, replicas: int = 1) -> TrainerMemory:
+def trainer_memory(scenario: Scenario, trainers: int, kept: Kept, replicas: int = 1) -> TrainerMemory:
     """Return the memory of one trainer rank."""
     decoder, work = scenario.decoder, scenario.work
-    tokens = max(work.micro_batch_tokens, work.max_tokens)
     readers = scenario.machine.gpus - trainers if scenario.machine.one_node else 0
-    adapters, again = scenario.adapters, decoder.layers if recompute else 0
-    shards = trainers // replicas
+    adapters, shards = scenario.adapters, trainers // replicas
     frozen = memory.FROZEN_BYTES * adapters / shards or memory.frozen_bytes(decoder.parameters, shards)
     frozen = frozen if work.extra_forwards else 0.0
     return memory.trainer_rank(
-        decoder, trainers, shards, tokens, again, WIDTH, WIDTH, frozen, adapters, readers=readers
+        decoder, trainers, shards, work.micro_batch_most, kept, WIDTH, WIDTH, frozen, adapters, readers=readers
     )
 
 
-def fitting(scenario: Scenario, trainers: int) -> tuple[bool, TrainerMemory]:
-    """Return (recompute?, memory of a rank): without recomputation if that fits, else with it, even if it does not."""
-    plain = trainer_memory(scenario, trainers, recompute=False)
-    if plain.total <= scenario.machine.usable_bytes:
-        return False, plain
-    return True, trainer_memory(scenario, trainers, recompute=True)
+def fitting(scenario: Scenario, trainers: int) -> tuple[Kept, TrainerMemory]:
+    """Return what layers keep, and the memory of a rank: everything if that fits, else the inputs of all layers, else
+    these on the host, even if that does not fit."""
+    for kept in (memory.WHOLE, Kept(scenario.decoder.layers), Kept(scenario.decoder.layers, on_host=True)):
+        rank = trainer_memory(scenario, trainers, kept)
+        if rank.total <= scenario.machine.usable_bytes:
+            break
+    return kept, rank
 
 
-def replicas_of(scenario: Scenario, trainers: int, recompute: bool) -> int:
+def replicas_of(scenario: Scenario, trainers: int, kept: Kept) -> int:
     """Return how many replicas a launch chooses (trainer/colocate.py): one on each node, or on as few as hold it."""
     nodes, rest = divmod(trainers, scenario.machine.node_gpus)
     for replicas in (count for count in range(0 if rest else nodes, 1, -1) if nodes % count == 0):
-        if trainer_memory(scenario, trainers, recompute, replicas).total <= scenario.machine.usable_bytes:
+        if trainer_memory(scenario, trainers, kept, replicas).total <= scenario.machine.usable_bytes:
             return replicas
     return 1
 
@@ -137,9 +137,9 @@ def place(scenario: Scenario, engines: int, tensor_parallel: int, async_level: i
     trainers = machine.gpus - engines * tensor_parallel
     if trainers < 1:
         return None
-    recompute, _ = fitting(scenario, trainers)
-    replicas = replicas_of(scenario, trainers, recompute)
-    rank = trainer_memory(scenario, trainers, recompute, replicas)
+    kept, _ = fitting(scenario, trainers)
+    replicas = replicas_of(scenario, trainers, kept)
+    rank = trainer_memory(scenario, trainers, kept, replicas)
     engine = EngineModel(decoder, machine, tensor_parallel, work.lora_rank)
     trained = scenario.adapters or decoder.parameters
     spare = engine.spare_bytes
@@ -148,13 +148,13 @@ def place(scenario: Scenario, engines: int, tensor_parallel: int, async_level: i
     open_at_once = math.ceil((async_level + 1) * (work.completions / engines))
     slots = min(engine.completions_in(spare, work.context), open_at_once)
     return Split(
-        trainers, replicas, engines, tensor_parallel, async_level, recompute, rank,
+        trainers, replicas, engines, tensor_parallel, async_level, kept, rank,
         weight_bytes=engine.weight_bytes,
         arriving_bytes=engine.arriving_bytes,
         cache_bytes=int(min(spare, spare * open_at_once / engine.completions_in(spare, work.max_tokens))),
         max_sequences=math.ceil(slots),
         sampling=times.sampling_times(engine, work, engines, slots, async_level),
-        train_s=times.train_s(decoder, machine, work, trainers, recompute, replicas),
+        train_s=times.train_s(decoder, machine, work, trainers, kept, replicas),
         write_s=times.moved_s(trained, machine, trainers, times.SEND_BYTES),
         delivery_s=times.delivery_s(trained, machine, trainers, engines, tensor_parallel, links),
     )  # fmt: skip

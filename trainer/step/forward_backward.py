@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 
@@ -16,6 +16,7 @@ from shared.errors import NonFinite, RunError
 from shared.model.language_model import LanguageModel
 from shared.model.packing import PackedBatch, pack
 from shared.types import MicroBatch, TrainSequence
+from trainer.memory import Kept
 from trainer.objectives.inputs import loss_inputs
 from trainer.objectives.loss import policy_loss, sft_loss
 from trainer.objectives.objective import Need, Objective
@@ -172,12 +173,14 @@ def forward_backward(
     temperature: float,
     objective: Objective | None,
     auxiliary: AuxiliaryModels | None = None,
+    keeps: Callable[[int], Kept] | None = None,
 ) -> StepSums:
     """Run all micro-batches; gradients add to those that exist, and are sums over ranks when the last one is done.
 
-    objective: None to imitate. Every rank must be given the same number of micro-batches (empty ones included). Other
-    models run before the policy, so that its activations need not wait for them. Raises what `check` raises and
-    RunError for something missing, before anything runs, and NonFinite for an infinite loss, after the last backward.
+    objective: None to imitate. keeps: what the layers keep of a micro-batch of so many tokens; None: as the model is.
+    Every rank must be given the same number of micro-batches (empty ones included). Other models run before the
+    policy, so that its activations need not wait for them. Raises what `check` raises and RunError for something
+    missing, before anything runs, and NonFinite for an infinite loss, after the last backward.
     """
     start = time.perf_counter()
     auxiliary = auxiliary or AuxiliaryModels()
@@ -200,6 +203,8 @@ def forward_backward(
         if kept:
             frozen["reference"], flops = kept[number - 1], flops + work_of(decoder, packed)
         hold(decoder, last, keep)
+        if keeps is not None:
+            decoder.recompute, decoder.inputs_on_host = keeps(packed.tokens)
         logprobs, entropy, states = decoder(packed, temperature, "states")
         flops += passes * work_of(decoder, packed)
         if objective is None:
