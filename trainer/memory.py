@@ -182,7 +182,7 @@ def kept_within(decoder: DecoderConfig, tokens: int, width: int, budget_bytes: i
     all of them are too few, a GPU leaves their inputs on the host. None are computed twice without a budget."""
     if budget_bytes is None:
         return WHOLE
-    ways = [Kept(layers) for layers in range(decoder.layers + 1)]
+    ways = [Kept(layers) for layers in range(decoder.layers)]
     fitting = (kept for kept in ways if activation_bytes(decoder, tokens, width, kept) <= budget_bytes)
     return next(fitting, Kept(decoder.layers, on_gpu))
 

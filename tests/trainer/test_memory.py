@@ -117,10 +117,10 @@ def test_no_more_layers_are_computed_twice_than_the_budget_asks_for():
         return memory.kept_within(SMALL, tokens, 2, budget, on_gpu)
 
     whole, first = memory.activation_bytes(SMALL, 10, 2), memory.activation_bytes(SMALL, 10, 2, Kept(1))
-    least = memory.activation_bytes(SMALL, 10, 2, Kept(3))
+    least = memory.activation_bytes(SMALL, 10, 2, Kept(2))
     assert layers(None) == layers(whole) == (0, False)
     assert layers(whole - 1) == layers(first) == (1, False) and layers(first - 1) == (2, False)
-    assert layers(least) == (3, False)
+    assert layers(least) == (2, False)
     assert layers(least - 1) == layers(0) == (3, True), "what all layers' inputs take waits on the host"
     assert layers(least - 1, on_gpu=False) == (3, False), "which on a CPU is the same memory"
     assert layers(whole, tokens=11) == (1, False), "the budget holds for a longer sequence, too"
