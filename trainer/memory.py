@@ -26,16 +26,16 @@ KEEP_WHOLE_BYTES = 4 << 30
 step"""
 
 
-class Kept(NamedTuple):
-    """What the layers keep of a micro-batch for the backward pass."""
+class Recomputation(NamedTuple):
+    """What is computed again in the backward pass of a micro-batch."""
 
-    recomputed: int = 0
-    """the first so many keep their inputs alone, and are computed again"""
-    on_host: bool = False
+    layers: int = 0
+    """the first so many: they keep their inputs alone"""
+    inputs_on_host: bool = False
     """these inputs wait in the host's memory"""
 
 
-WHOLE = Kept()
+WHOLE = Recomputation()
 
 
 @dataclass(frozen=True)
@@ -144,12 +144,12 @@ def input_bytes(decoder: DecoderConfig, tokens: int, width: int, recomputed: int
     return tokens * recomputed * width * decoder.hidden_size
 
 
-def activation_bytes(decoder: DecoderConfig, tokens: int, width: int, kept: Kept = WHOLE) -> int:
+def activation_bytes(decoder: DecoderConfig, tokens: int, width: int, again: Recomputation = WHOLE) -> int:
     """Bytes kept of a micro-batch of `tokens` on its device: the inputs of the layers that are computed again, unless
     they are on the host, and all that the others keep. At least one layer is there in full: while it is computed
     again, with its input."""
-    whole = max(decoder.layers - kept.recomputed, 1)
-    inputs = input_bytes(decoder, tokens, width, min(kept.recomputed, 1) if kept.on_host else kept.recomputed)
+    whole = max(decoder.layers - again.layers, 1)
+    inputs = input_bytes(decoder, tokens, width, min(again.layers, 1) if again.inputs_on_host else again.layers)
     return tokens * whole * layer_activation_bytes(decoder, width) + inputs
 
 
@@ -160,7 +160,7 @@ def merged_bytes(decoder: DecoderConfig, width: int) -> int:
 
 
 def trainer_rank(
-    decoder: DecoderConfig, trainers: int, shards: int, tokens: int, kept: Kept, width: int, sent_width: int,
+    decoder: DecoderConfig, trainers: int, shards: int, tokens: int, again: Recomputation, width: int, sent_width: int,
     frozen: float = 0.0, adapters: int = 0, sends_adapters: bool = True, in_place: bool = False, readers: int = 0,
 ) -> TrainerMemory:  # fmt: skip
     """Memory of one trainer rank at the peak of a step: `shards` ranks share a replica of the model, a micro-batch has
@@ -173,18 +173,20 @@ def trainer_rank(
         gathered=0.0 if in_place else gathered_bytes(decoder, width, adapters),
         frozen=frozen,
         buffers=buffer_bytes(sent, trainers, sent_width) + reader_bytes(readers),
-        activations=activation_bytes(decoder, tokens, width, kept) + merged,
+        activations=activation_bytes(decoder, tokens, width, again) + merged,
     )
 
 
-def kept_within(decoder: DecoderConfig, tokens: int, width: int, budget_bytes: int | None, on_gpu: bool) -> Kept:
+def recomputation_within(
+    decoder: DecoderConfig, tokens: int, width: int, budget_bytes: int | None, on_gpu: bool
+) -> Recomputation:
     """The fewest layers to compute twice so that a micro-batch of `tokens` keeps no more than the budget. Where even
     all of them are too few, a GPU leaves their inputs on the host. None are computed twice without a budget."""
     if budget_bytes is None:
         return WHOLE
-    ways = [Kept(layers) for layers in range(decoder.layers)]
-    fitting = (kept for kept in ways if activation_bytes(decoder, tokens, width, kept) <= budget_bytes)
-    return next(fitting, Kept(decoder.layers, on_gpu))
+    ways = [Recomputation(layers) for layers in range(decoder.layers)]
+    fitting = (again for again in ways if activation_bytes(decoder, tokens, width, again) <= budget_bytes)
+    return next(fitting, Recomputation(decoder.layers, on_gpu))
 
 
 def weight_bytes(parameters: int, width: int, tensor_parallel: int) -> float:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from lab.plan.scenario import Machine, Workload
 from shared.model.config import DecoderConfig
 from trainer import memory
-from trainer.memory import Kept
+from trainer.memory import Recomputation
 from trainer.step.flops import forward_flops
 
 WIDTH = memory.DTYPE_BYTES["bfloat16"]
@@ -132,13 +132,9 @@ def sampling_times(
 
 
 def training_flops(
-    decoder: DecoderConfig,
-    tokens: float,
-    square_tokens: float,
-    recompute: bool = False,
-    extra_forwards: int = 0,
+    decoder: DecoderConfig, tokens: float, square_tokens: float, recompute: bool = False, extra_forwards: int = 0,
     frozen: bool = False,
-) -> float:
+) -> float:  # fmt: skip
     """Return the FLOPs of a batch's forward and backward; tokens: sum of sequence lengths s, square_tokens: of s^2.
 
     extra_forwards: passes without gradient, e.g. of a reference model. frozen: the weights have no gradients (adapters,
@@ -170,18 +166,18 @@ def moved_s(parameters: int, machine: Machine, trainers: int, width: int) -> flo
 
 
 def train_s(
-    decoder: DecoderConfig, machine: Machine, work: Workload, trainers: int, kept: Kept, replicas: int = 1
+    decoder: DecoderConfig, machine: Machine, work: Workload, trainers: int, again: Recomputation, replicas: int = 1
 ) -> float:
     """Return the time of forward, backward and optimiser steps of one batch, seconds."""
     adapters = memory.adapter_parameters(decoder, work.lora_rank)
     flops = training_flops(
-        decoder, work.tokens, work.square_tokens, kept.recomputed > 0, work.extra_forwards, frozen=adapters > 0
+        decoder, work.tokens, work.square_tokens, again.layers > 0, work.extra_forwards, frozen=adapters > 0
     )
     count = work.optimiser_steps
     each = max(1, math.ceil(work.tokens / count / (trainers * work.micro_batch_most))) * count
     traffic = traffic_s(decoder, machine, trainers, each, each * work.extra_forwards, adapters, replicas, count)
     steps = count * moved_s(adapters or decoder.parameters, machine, trainers // replicas, OPTIMISER_BYTES)
-    inputs = memory.input_bytes(decoder, math.ceil(work.tokens / trainers), WIDTH, kept.recomputed * kept.on_host)
+    inputs = memory.input_bytes(decoder, math.ceil(work.tokens / trainers), WIDTH, again.layers * again.inputs_on_host)
     return max(machine.compute_s(flops, trainers), traffic) + 2 * inputs / HOST_BANDWIDTH + steps
 
 

@@ -16,7 +16,7 @@ from shared.model.decoder import Decoder
 from shared.model.implementation import make_model, read_shape
 from tests.families import config_of
 from trainer import memory
-from trainer.memory import Kept
+from trainer.memory import Recomputation
 
 PUBLISHED = {
     "135m": 134_515_008, "0.6b": 596_049_920, "1.7b": 1_720_574_976, "8b": 8_030_261_248, "24b": 23_572_403_200,
@@ -105,19 +105,19 @@ def test_a_small_model_stays_gathered_and_a_large_one_does_not():
 def test_activations_by_hand():
     layer = 2 * (4 * 8 + 2 * 16 + 2 * 8 + 2 * 12)
     assert memory.activation_bytes(SMALL, 10, 2) == 10 * 3 * layer
-    assert memory.activation_bytes(SMALL, 10, 2, Kept(1)) == 10 * (1 * 2 * 8 + 2 * layer)
-    assert memory.activation_bytes(SMALL, 10, 2, Kept(3)) == 10 * (3 * 2 * 8 + layer)
-    assert memory.activation_bytes(SMALL, 10, 2, Kept(3, on_host=True)) == 10 * (1 * 2 * 8 + layer)
+    assert memory.activation_bytes(SMALL, 10, 2, Recomputation(1)) == 10 * (1 * 2 * 8 + 2 * layer)
+    assert memory.activation_bytes(SMALL, 10, 2, Recomputation(3)) == 10 * (3 * 2 * 8 + layer)
+    assert memory.activation_bytes(SMALL, 10, 2, Recomputation(3, inputs_on_host=True)) == 10 * (1 * 2 * 8 + layer)
     of_transformers = MeasuredConfig(**{each.name: getattr(SMALL, each.name) for each in dataclasses.fields(SMALL)})
     assert memory.activation_bytes(of_transformers, 10, 2) == 10 * 3 * (layer + 2 * 2 * 12)
 
 
 def test_no_more_layers_are_computed_twice_than_the_budget_asks_for():
     def layers(budget: int | None, tokens: int = 10, on_gpu: bool = True) -> tuple[int, bool]:
-        return memory.kept_within(SMALL, tokens, 2, budget, on_gpu)
+        return memory.recomputation_within(SMALL, tokens, 2, budget, on_gpu)
 
-    whole, first = memory.activation_bytes(SMALL, 10, 2), memory.activation_bytes(SMALL, 10, 2, Kept(1))
-    least = memory.activation_bytes(SMALL, 10, 2, Kept(2))
+    whole, first = memory.activation_bytes(SMALL, 10, 2), memory.activation_bytes(SMALL, 10, 2, Recomputation(1))
+    least = memory.activation_bytes(SMALL, 10, 2, Recomputation(2))
     assert layers(None) == layers(whole) == (0, False)
     assert layers(whole - 1) == layers(first) == (1, False) and layers(first - 1) == (2, False)
     assert layers(least) == (2, False)

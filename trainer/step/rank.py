@@ -36,7 +36,7 @@ from shared.record_file import Written
 from shared.types import CONTEXT, SAMPLED, MicroBatch
 from trainer.checkpoint import safetensors_file, shards
 from trainer.checkpoint.safetensors_file import REFERENCE
-from trainer.memory import DTYPE_BYTES, Kept, kept_within
+from trainer.memory import DTYPE_BYTES, Recomputation, recomputation_within
 from trainer.objectives.objective import Need, moves
 from trainer.objectives.registry import objective_of
 from trainer.step import forward_backward, fsdp, optimiser, reference
@@ -200,11 +200,11 @@ class TrainerRank:
         """Name of its card; "" on a CPU."""
         return torch.cuda.get_device_name(self.role.device) if self.role.device.type == "cuda" else ""
 
-    def keeps(self, tokens: int) -> Kept:
-        """What the layers keep of a micro-batch of so many tokens for the backward pass."""
+    def recomputation(self, tokens: int) -> Recomputation:
+        """What is computed again in the backward pass of a micro-batch of so many tokens."""
         settings, on_gpu = self.config.optimiser, self.role.device.type != "cpu"
         width = DTYPE_BYTES[settings.compute_dtype]
-        return kept_within(self.decoder.config, tokens, width, settings.activation_bytes, on_gpu)
+        return recomputation_within(self.decoder.config, tokens, width, settings.activation_bytes, on_gpu)
 
     def describe(self) -> dict[str, str]:
         """Dtypes and settings, for the user."""
@@ -222,7 +222,7 @@ class TrainerRank:
             way = "" if self.config.sends_adapters else ", merged for the engines"
             rank = f"rank {self.config.lora.rank}, alpha {self.config.lora.alpha:g}{way}"
             description["adapters"] = f"{count / 1e6:.2f} M parameters ({rank}) on frozen weights"
-        if again := self.keeps(self.config.optimiser.micro_batch_tokens).recomputed:
+        if again := self.recomputation(self.config.optimiser.micro_batch_tokens).layers:
             description["recomputed"] = f"{again} of {len(self.decoder.layers)} layers of a full micro-batch"
         return description
 
@@ -259,7 +259,7 @@ class TrainerRank:
         """Run this rank's micro-batches, the same number on every rank. sft: imitate, instead of the objective."""
         objective = None if sft else self.objective
         return forward_backward.forward_backward(
-            self.decoder, micro_batches, temperature, objective, self.auxiliary, self.keeps
+            self.decoder, micro_batches, temperature, objective, self.auxiliary, self.recomputation
         )
 
     @call("optimiser step", deadline="step")

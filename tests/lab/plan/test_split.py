@@ -12,7 +12,7 @@ from lab.plan.scenario import CARDS, MODELS, Lengths, Machine, Scenario, Workloa
 from rollout.weights import network
 from shared.errors import ConfigError
 from tests.lab.plan.shapes import decoders, machines, workloads
-from trainer.memory import WHOLE, Kept
+from trainer.memory import WHOLE, Recomputation
 
 ROUNDING = 1 + 1e-9
 
@@ -64,10 +64,10 @@ def test_the_smaller_lead_is_taken_when_it_costs_little():
 
 def test_activations_are_recomputed_only_where_they_would_not_fit():
     scenario = usual("8b", 8)
-    ways = [WHOLE, Kept(32), Kept(32, on_host=True)]
+    ways = [WHOLE, Recomputation(32), Recomputation(32, inputs_on_host=True)]
     totals = [split.trainer_memory(scenario, 8, kept).total for kept in ways]
 
-    def chosen(memory: float) -> Kept:
+    def chosen(memory: float) -> Recomputation:
         return split.fitting(replace(scenario, machine=replace(h100(8), memory_bytes=memory / 0.9)), 8)[0]
 
     assert totals == sorted(totals, reverse=True)
@@ -77,7 +77,7 @@ def test_activations_are_recomputed_only_where_they_would_not_fit():
 
 def test_each_node_of_trainers_holds_a_replica_where_memory_allows():
     scenario = usual("8b", 64)
-    again = Kept(32)
+    again = Recomputation(32)
     assert [split.replicas_of(scenario, trainers, again) for trainers in (8, 16, 20, 24, 32)] == [1, 2, 1, 3, 4]
     two, four = (split.trainer_memory(scenario, 32, again, replicas).total for replicas in (2, 4))
     scarce = replace(scenario, machine=replace(h100(64), memory_bytes=(two + four) / 2 / 0.9))
@@ -131,7 +131,7 @@ def test_adapters_need_less_of_everything_that_is_trained_and_sent():
     assert math.isclose(alone.delivery_s, share * whole.delivery_s) and math.isclose(
         alone.write_s, share * whole.write_s
     )
-    assert whole.kept.recomputed and not alone.kept.recomputed
+    assert whole.again.layers and not alone.again.layers
     assert math.isclose(alone.train_s, whole.train_s * 2 / 4, rel_tol=0.01), "no gradients of frozen weights"
     assert split.best(Scenario(MODELS["70b"], h100(8), replace(USUAL, lora_rank=16))).engines > 0
     with pytest.raises(ConfigError, match="hold no split"):
