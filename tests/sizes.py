@@ -23,27 +23,28 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 CEILINGS = {
-    "shared": 11_626,
+    "shared": 11_660,
     "verify": 17_131,
     "environments": 2_887,
-    "rollout": 5_086,
-    "trainer": 14_171,
+    "rollout": 5_110,
+    "trainer": 14_249,
     "serve": 6_752,
     "dashboard": 1_891,
     "evaluation": 2_474,
     "oversight": 1_869,
     "curate": 3_201,
-    "lab": 3_152,
+    "lab": 3_176,
     "examples": 2_616,
     "maestrale": 175,
 }
 """Most lines of each room. One rises only in a commit that lowers another by as much, so that their sum never rises; a
 commit that makes a room smaller lowers its ceiling. 0.1.0 raised it once, by 801 lines: a session from Python, TRL's
-rewards, the command `maestrale`, an engine's last words, threads that are measured."""
+rewards, the command `maestrale`, an engine's last words, threads that are measured. Models of many cards may raise it
+by 900; 160 are used: tables sharded by themselves, layers' inputs on the host, a head in float32."""
 BUDGETS = {
     "product lines": sum(CEILINGS.values()),
     "training lines": sum(CEILINGS[room] for room in TRAINING),
-    "lines to read": 3_637,
+    "lines to read": 3_647,
     "files": 442,
     "settings": 98,
     "class names used twice": 0,
