@@ -13,7 +13,7 @@ import uvicorn
 
 from dashboard.app import create_app
 from shared.clean_text import clean_logs
-from shared.errors import ConfigError
+from shared.errors import ConfigError, run_command
 from shared.http_limits import take_address, uvicorn_config
 from verify.code.sandbox.syscalls import die_with_parent
 
@@ -61,4 +61,4 @@ def take_port(ports: list[int]) -> socket.socket | None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_command(lambda: main(sys.argv[1:])))

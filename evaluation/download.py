@@ -25,7 +25,7 @@ from evaluation.settings import EvaluationSettings
 from evaluation.tasks import BENCHMARK_FILES, read_benchmark
 from shared.atomic_write import claim, write_whole
 from shared.chat_endpoint import PLAIN, packing
-from shared.errors import DataError, MaestraleError, print_error
+from shared.errors import DataError, MaestraleError, print_error, run_command
 from shared.json_reader import parse_json
 
 DEADLINE_S, WHOLE_S = 60.0, 1800.0
@@ -250,4 +250,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_command(lambda: main(sys.argv[1:])))

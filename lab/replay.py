@@ -29,7 +29,7 @@ from rollout.local_engine import LocalRank
 from shared import settings_file
 from shared.chat import Chat
 from shared.config import Config
-from shared.errors import ConfigError, MaestraleError, print_error
+from shared.errors import ConfigError, MaestraleError, print_error, run_command
 from shared.launch.ranks import count_gpus
 from shared.metrics import MetricsLog
 from shared.model.cpu.processor import given_threads
@@ -201,4 +201,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_command(lambda: main(sys.argv[1:])))

@@ -14,7 +14,7 @@ import uvicorn
 
 from serve.settings import ServerSettings, load
 from shared.clean_text import clean, clean_logs
-from shared.errors import InputError, print_error
+from shared.errors import InputError, print_error, run_command
 from shared.http_limits import take_address, uvicorn_config
 
 if TYPE_CHECKING:
@@ -81,4 +81,4 @@ class DrainingServer(uvicorn.Server):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_command(lambda: main(sys.argv[1:])))

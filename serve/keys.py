@@ -27,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from serve.errors import ApiError
 from serve.reasoning_language import OptionalLanguageTag
 from shared.atomic_write import beside
-from shared.errors import ConfigError, InputError, print_error
+from shared.errors import ConfigError, InputError, print_error, run_command
 
 KEY_VARIABLE = "MAESTRALE_API_KEY"
 LEAST_LETTERS = 16
@@ -222,4 +222,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_command(lambda: main(sys.argv[1:])))

@@ -22,6 +22,7 @@ Messages say what happened, the value, and the setting to change.
 from __future__ import annotations
 
 import os
+import select
 import sys
 from collections.abc import Callable
 
@@ -122,20 +123,38 @@ def print_error(error: Exception) -> int:
 
 def run_command(command: Callable[[], int], stopped: str = "stopped") -> int:
     """Run a command; returns the exit code of the process. An error that was raised on purpose, or by the system, is
-    printed. stopped: what is printed after Ctrl-C."""
+    printed, not that the reader of a pipe has gone. stopped: what is printed after Ctrl-C."""
     clean_logs()
     try:
         code = command()
-        sys.stdout.flush()
-        return code
+    except SystemExit:  # of --help
+        if _flush():
+            return 1
+        raise
     except KeyboardInterrupt:
         sys.stderr.write(f"{stopped}\n")
-        return 130
-    except BrokenPipeError:  # as of `... | head`; Python writes what is left once more at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        code = 130
     except (MaestraleError, OSError) as error:
-        return print_error(error)
+        code = 1 if isinstance(error, BrokenPipeError) and _reader_is_gone() else print_error(error)
+    failed = _flush()
+    return code or failed
+
+
+def _reader_is_gone() -> bool:
+    """Whether stdout is a pipe that nobody reads any more."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return bool(poll.poll(0))
+
+
+def _flush() -> int:
+    """Write what stdout holds; 1 where that fails, without a word where a pipe's reader has gone (`... | head`)."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python writes it once more at its end
+        return 1 if isinstance(error, BrokenPipeError) else print_error(error)
+    return 0
 
 
 def first_cause(error: BaseException) -> BaseException:

@@ -17,10 +17,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TextIO
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.control import Control
 from rich.markup import escape
 from rich.segment import ControlType, Segment
+from rich.table import Table
 from rich.text import Text
 
 from shared.atomic_write import append_line
@@ -33,6 +34,7 @@ PLAIN_EVERY_S = 10.0
 DRAW_EVERY_S = 0.1
 """on a terminal, the bar is drawn at most this often"""
 BAR_WIDTH = 20
+ANY_WIDTH = 10_000
 LINE = 100
 """most characters of the line after a step"""
 LEGEND = """(acc: right answers; lang: problem, reasoning and answer in one language; len: tokens;
@@ -105,6 +107,17 @@ class CleanConsole(Console):
         """Yield the parts of what is shown."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=clean(segment.text))
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print; tables in a file or a pipe are as wide as they need, so that no number is cut."""
+        usual, roomy = self._width, self.options.update_width(ANY_WIDTH)
+        if not self.is_terminal:
+            tables = (each for each in objects if isinstance(each, Table | Group))
+            self.width = max([self.width, *(self.measure(each, options=roomy).maximum for each in tables)])
+        try:
+            super().print(*objects, **options)
+        finally:
+            self._width = usual
 
 
 class PatientConsole(CleanConsole):
@@ -205,13 +218,9 @@ class Progress:
 
     def _step_text(self, step: int, metrics: Mapping[str, float], took: float) -> str:
         columns = [
-            ("reward", "reward/mean", "{:.3f}"),
-            ("acc", "accuracy", "{:.0%}"),
-            ("lang", "consistency", "{:.0%}"),
-            ("len", "length/mean", "{:.0f}"),
-            ("age", "staleness/max", "{:.0f}"),
-            ("kl", "kl/k3", "{:.0e}"),
-        ]
+            ("reward", "reward/mean", "{:.3f}"), ("acc", "accuracy", "{:.0%}"), ("lang", "consistency", "{:.0%}"),
+            ("len", "length/mean", "{:.0f}"), ("age", "staleness/max", "{:.0f}"), ("kl", "kl/k3", "{:.0e}"),
+        ]  # fmt: skip
         total = f"/{self.steps}" if self.steps else ""
         cells = [f"[bold]step {step}{total}[/]"]
         cells += [f"[dim]{label}[/] {form.format(metrics[key])}" for label, key, form in columns if key in metrics]
@@ -226,16 +235,9 @@ class Progress:
 
     @harmless
     def batch(
-        self,
-        done: int,
-        needed: int,
-        in_flight: int,
-        tokens_per_s: float,
-        oldest_wait_s: float,
-        step: int,
-        steps: int,
+        self, done: int, needed: int, in_flight: int, tokens_per_s: float, oldest_wait_s: float, step: int, steps: int,
         waiting: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Draw a step's bar: `done` of `needed` completions of the next batch, and how fast. To be called often.
         waiting: episodes that wait for their environment."""
         self.steps = steps

@@ -18,20 +18,8 @@ Found = Iterator[tuple[int, Any]]
 """number of the line (of the row in .json and .parquet), counted from 1, and its content"""
 READ = ".jsonl, .json, .csv or .tsv (each also with .gz after it), or .parquet"
 OTHERS = (
-    ".arrow",
-    ".feather",
-    ".xlsx",
-    ".xls",
-    ".ods",
-    ".zip",
-    ".zst",
-    ".bz2",
-    ".xz",
-    ".pkl",
-    ".pickle",
-    ".tar",
-    ".npy",
-)
+    ".arrow", ".feather", ".xlsx", ".xls", ".ods", ".zip", ".zst", ".bz2", ".xz", ".pkl", ".pickle", ".tar", ".npy",
+)  # fmt: skip
 """endings of files that hold rows in other forms"""
 COLUMNS_OF_LISTS = ("tests", "test_list", "messages", "conversations", "conversation", "completion", "prompt")
 """lists that belong to one row"""

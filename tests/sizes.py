@@ -23,17 +23,17 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 CEILINGS = {
-    "shared": 11_628,
+    "shared": 11_626,
     "verify": 17_131,
     "environments": 2_887,
     "rollout": 5_086,
-    "trainer": 14_177,
+    "trainer": 14_171,
     "serve": 6_752,
     "dashboard": 1_891,
     "evaluation": 2_474,
     "oversight": 1_869,
     "curate": 3_201,
-    "lab": 3_154,
+    "lab": 3_152,
     "examples": 2_616,
     "maestrale": 175,
 }
@@ -43,7 +43,7 @@ rewards, the command `maestrale`, an engine's last words, threads that are measu
 BUDGETS = {
     "product lines": sum(CEILINGS.values()),
     "training lines": sum(CEILINGS[room] for room in TRAINING),
-    "lines to read": 3_645,
+    "lines to read": 3_637,
     "files": 442,
     "settings": 98,
     "class names used twice": 0,

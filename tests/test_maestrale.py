@@ -82,3 +82,29 @@ def test_files_of_the_working_folder_take_no_name_of_ours(tmp_path):
     for name in ("shared", "trainer"):  # a package, a module; a folder without __init__.py gives way by itself
         code, printed = run("-c", f"import {name}, maestrale")
         assert (code, f"a package of maestrale has the name {name}, too" in printed) == (1, True), printed
+
+
+@pytest.mark.parametrize("words", [
+    ("maestrale", "--help"), ("maestrale", "plan", "8b"), ("maestrale", "plan", "--help"), ("maestrale", "objectives"),
+    ("lab.plan", "8b"), ("lab.ablate", "configs/ablations/lora.toml", "--list"),
+])  # fmt: skip
+def test_a_reader_of_a_pipe_that_goes_leaves_no_traceback(words, root):
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", *words]
+    for unbuffered in ("", "1"):  # the end of the process writes what is left, or each line is written at once
+        environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+        ended = subprocess.run(command, cwd=root, env=environment, stdout=write, stderr=subprocess.PIPE, check=False)
+        assert ended.stderr == b"" and ended.returncode in {0, 1}
+    os.close(write)
+
+
+def test_every_command_is_run_by_the_one_place_that_knows_closed_pipes(root):
+    ends = {
+        path.relative_to(root): path.read_text().rpartition("\n    sys.exit(")[2]
+        for room in maestrale.ROOMS for path in (root / room).rglob("*.py")
+        if "\n    sys.exit(main(" in path.read_text() or "\n    sys.exit(run_command(" in path.read_text()
+    }  # fmt: skip
+    children = {"trainer/rank_process.py", "trainer/data/generated_problems.py", "trainer/data/data_sets.py"}
+    assert len(ends) > 20
+    assert {str(path) for path, end in ends.items() if not end.startswith("run_command(")} == children

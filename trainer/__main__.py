@@ -25,7 +25,7 @@ from typing import NoReturn
 from shared import settings_file
 from shared.clean_text import clean, clean_logs
 from shared.config import Config
-from shared.errors import ConfigError, InputError, print_error
+from shared.errors import ConfigError, InputError, print_error, run_command
 from shared.launch import deaths, watchdog
 from shared.launch.ranks import Nodes, ranks_here, under_torchrun
 from trainer.run_lock import forget_refused
@@ -165,4 +165,4 @@ def end_at_once(number: int, frame: object) -> NoReturn:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_command(lambda: main(sys.argv[1:])))

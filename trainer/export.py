@@ -18,7 +18,7 @@ from shared import settings_file
 from shared.atomic_write import write_whole
 from shared.chat import Chat
 from shared.config import Config
-from shared.errors import CheckpointError, ConfigError, MaestraleError, ModelError
+from shared.errors import CheckpointError, ConfigError, MaestraleError, ModelError, run_command
 from shared.model import hf
 from shared.model.adapter_folder import merged_weights, save_adapter
 from shared.model.model_card import CARD, USUAL_BLANKS, ModelCard, read_card
@@ -177,4 +177,4 @@ def _version(run_dir: Path, given: list[str], progress: Progress) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_command(lambda: main(sys.argv[1:])))

@@ -341,18 +341,10 @@ class Ledger:
         What engines have of unfinished completions is not in it: `with_unfinished` adds that.
         """
         return LedgerState(
-            self.version,
-            self.next_index,
-            self.started,
-            self.filtered,
-            self.filtered_in_a_row,
-            [_copy(group) for group in self.groups.values()],
-            list(self._taken_after.values()),
-            self.trained_groups,
-            deepcopy(self.stage),
-            self.teacher,
-            [_copy(group) for group in self._filtered_since_step],
-        )
+            self.version, self.next_index, self.started, self.filtered, self.filtered_in_a_row,
+            [_copy(group) for group in self.groups.values()], list(self._taken_after.values()), self.trained_groups,
+            deepcopy(self.stage), self.teacher, [_copy(group) for group in self._filtered_since_step],
+        )  # fmt: skip
 
     def restore(self, state: LedgerState) -> None:
         """Go on from a saved state. The engines hold `state.version` soon, so only open groups keep their slots. With

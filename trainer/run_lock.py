@@ -32,11 +32,11 @@ class LockHolder(msgspec.Struct):
     """Unix time of its end, in s"""
 
 
-def forget_refused(run_dir: Path) -> None:
-    """Remove the folder of a launch that was refused before it wrote anything but its lock and stacks."""
+def forget_refused(run_dir: Path, *others: str) -> None:
+    """Remove the folder of a launch that was refused before it wrote anything but its lock, stacks and `others`."""
     with suppress(OSError), (run_dir / "lock").open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # else another launch has begun in it
-        if {path.name for path in run_dir.iterdir()} <= {"lock", "stacks"}:
+        if {path.name for path in run_dir.iterdir()} <= {"lock", "stacks", *others}:
             shutil.rmtree(run_dir)
 
 

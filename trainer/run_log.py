@@ -46,16 +46,9 @@ class RunLogger:
     """Writes metrics, rollouts and evaluations of a run and shows its progress; display never raises into training."""
 
     def __init__(
-        self,
-        clock: PhaseTimer,
-        progress: Progress,
-        engines: EngineClient,
-        scorer: RewardScorer,
-        ledger: Ledger,
-        peers: Callable[[], list[Peer]],
-        peak_flops: float = 0.0,
-        prompts: PromptFormat | None = None,
-    ):
+        self, clock: PhaseTimer, progress: Progress, engines: EngineClient, scorer: RewardScorer, ledger: Ledger,
+        peers: Callable[[], list[Peer]], peak_flops: float = 0.0, prompts: PromptFormat | None = None,
+    ):  # fmt: skip
         """peak_flops: of a trainer's card; 0 where it is not known. prompts: needed where problems have an
         environment."""
         self.clock, self.progress, self.peers, self.peak_flops = clock, progress, peers, peak_flops
@@ -90,14 +83,9 @@ class RunLogger:
         self.progress.note(change)
 
     def step(
-        self,
-        groups: list[Group],
-        staleness: list[int],
-        filtered: list[Group],
-        learned: Learned,
-        version: int,
+        self, groups: list[Group], staleness: list[int], filtered: list[Group], learned: Learned, version: int,
         offline: list[Group] | None = None,
-    ) -> dict[str, float]:
+    ) -> dict[str, float]:  # fmt: skip
         """Record that a batch was trained, which gave `version`. Returns its metrics."""
         account = self.clock.close_step()
         row = rollout_metrics(groups, staleness, filtered)
@@ -112,19 +100,16 @@ class RunLogger:
         generated = self.engines.generated_tokens - self.generated_before
         self.generated_before = self.engines.generated_tokens
         row |= {
-            "time/step_s": account["step"],
-            "time/wait_batch_s": account.get("a full batch", 0.0),
+            "time/step_s": account["step"], "time/wait_batch_s": account.get("a full batch", 0.0),
             "time/train_s": sum(account.get(phase, 0.0) for phase in TRAINING),
             "time/wait_sync_s": account.get("previous weight update", 0.0) + account.get("weight update", 0.0),
-            "time/checkpoint_s": account.get("checkpoint", 0.0),
-            "time/total_s": self.clock.total_s,
+            "time/checkpoint_s": account.get("checkpoint", 0.0), "time/total_s": self.clock.total_s,
             "tokens/generated_per_s": (sampled := generated / account["step"]),
             "tokens/trained_per_s": (trained := learned.sums.tokens / account["step"]),
             "tokens/generated_per_s_per_device": sampled / self.config.engine_gpus,
             "tokens/trained_per_s_per_device": trained / self.config.placement.trainers,
-            "engine/restarts": self.engines.restarts,
-            "messages/refused": refused.total,
-        }
+            "engine/restarts": self.engines.restarts, "messages/refused": refused.total,
+        }  # fmt: skip
         for verdict in Verdict:
             row[f"verify/{verdict.value.replace(' ', '_')}"] = self.scorer.counts.get(verdict, 0)
         row |= self.scorer.judge_metrics
@@ -222,30 +207,22 @@ class RunLogger:
         self.progress.batch(
             done=sum(c.finish_reason is not None for group in ledger.groups.values() for c in group.completions),
             needed=ledger.settings.prompts_per_step * ledger.settings.group_size,
-            in_flight=sum(self.engines.live.values()),
-            tokens_per_s=generated / max(elapsed, 1e-3),
-            oldest_wait_s=self.engines.oldest_wait_s(),
-            waiting=self.waiting,
-            step=ledger.version + 1,
+            in_flight=sum(self.engines.live.values()), tokens_per_s=generated / max(elapsed, 1e-3),
+            oldest_wait_s=self.engines.oldest_wait_s(), waiting=self.waiting, step=ledger.version + 1,
             steps=self.config.steps,
-        )
+        )  # fmt: skip
 
     def _sync_metrics(self) -> dict[str, float]:
         report = self.last_sync
         if report is None:
             return {}
         return {
-            "sync/bytes": report.bytes,
-            "sync/write_s": report.write_s,
-            "sync/update_s": report.update_s,
-            "sync/total_s": report.total_s,
-            "sync/GB_per_s": report.bytes / 1e9 / max(report.write_s, 1e-9),
-            "sync/stall_ms": report.stall_s * 1000,
-            "sync/stall_steps": report.stall_steps,
-            "sync/logprob_diff_mean": report.logprob_diff_mean,
-            "sync/logprob_diff_max": report.logprob_diff_max,
+            "sync/bytes": report.bytes, "sync/write_s": report.write_s, "sync/update_s": report.update_s,
+            "sync/total_s": report.total_s, "sync/GB_per_s": report.bytes / 1e9 / max(report.write_s, 1e-9),
+            "sync/stall_ms": report.stall_s * 1000, "sync/stall_steps": report.stall_steps,
+            "sync/logprob_diff_mean": report.logprob_diff_mean, "sync/logprob_diff_max": report.logprob_diff_max,
             "sync/logprob_move_diff": report.logprob_move_diff,
-        }
+        }  # fmt: skip
 
     def sft(self, step: int, steps: int, learned: Learned, rate: float, tokens_per_s: float) -> None:
         """Record an SFT step that ended."""

@@ -35,7 +35,7 @@ from shared import settings_file
 from shared.atomic_write import write_whole
 from shared.chat import Chat
 from shared.config import Config
-from shared.errors import ConfigError, RunError, first_cause
+from shared.errors import ConfigError, InputError, RunError, first_cause
 from shared.launch.ranks import count_gpus
 from shared.progress import Progress
 from shared.row_files import plain
@@ -58,7 +58,7 @@ from trainer.export import export_last, note_training
 from trainer.ledger import Ledger
 from trainer.objectives.objective import Need
 from trainer.objectives.registry import complaints, needs, objective_of
-from trainer.run_lock import RunLock
+from trainer.run_lock import RunLock, forget_refused
 from trainer.sft import sft
 from trainer.solver import Solver
 from trainer.stages import Stages
@@ -125,12 +125,14 @@ class Session:
         self._rows[name] = b"".join(lines)
         return name
 
-    def _write_rows(self) -> None:
-        for name, content in self._rows.items():
-            path = Path(self.config.locate(name))
+    def _write_rows(self) -> list[Path]:
+        """Write the rows that were given; returns the files that were not there."""
+        contents = {Path(self.config.locate(name)): content for name, content in self._rows.items()}
+        new = [path for path in contents if not path.exists()]
+        for path, content in contents.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, content)
-        self._rows.clear()
+        return new
 
     async def start(self) -> Session:
         """Start everything, from the newest checkpoint where the run's folder holds one, and prove that the engine has
@@ -138,6 +140,7 @@ class Session:
         async with AsyncExitStack() as stack:
             await self._start(stack)
             self._open = stack.pop_all()
+        self._rows.clear()
         return self
 
     async def close(self) -> None:
@@ -153,9 +156,12 @@ class Session:
         self.progress, run_dir = Progress(), self.config.run_dir
         progress = self.progress
         stack.callback(progress.close)
+        if not run_dir.exists():
+            stack.push(lambda kind, *_: forget_refused(run_dir, PHASES) if _was_refused(kind) else None)
         lock = RunLock(run_dir)
         stack.push(lambda kind, *_: lock.close(f"exit code {int(kind is not None)}"))
-        self._write_rows()
+        written = self._write_rows()
+        stack.push(lambda kind, *_: _remove(written) if _was_refused(kind) else None)
         progress.keep_phases(run_dir / PHASES)
         start_trackers(self.config, progress.warning)
         sources.prepare(self.config, progress)
@@ -305,6 +311,7 @@ class Session:
         """An evaluator of other problems than data.validation."""
         name, config, data = self._named(rows), self.solver.config, self.data
         self._write_rows()
+        self._rows.clear()
         path = sources.data_file(config, "data.validation", name)
         assert path is not None, "rows were given"
         file = self._alone(read_problems(path, "rows", config.data, kept=columns_of_rewards(config)))
@@ -332,6 +339,19 @@ class Session:
         await self.loop.learner.trainers.call(TrainerRank.export, str(folder))
         note_training(self.config, Path(folder), self.version)
         return Path(folder)
+
+
+def _was_refused(kind: type[BaseException] | None) -> bool:
+    """Whether this is how a session ends that was refused."""
+    return kind is not None and issubclass(kind, InputError)
+
+
+def _remove(files: Iterable[Path]) -> None:
+    """Remove files, and their folders where nothing else is in them."""
+    with suppress(OSError):
+        for path in files:
+            path.unlink(missing_ok=True)
+            path.parent.rmdir()
 
 
 def _hash_of(function: Callable[..., Any]) -> str:

@@ -70,14 +70,11 @@ def settings_of(config: Config) -> dict[str, Any]:
     """name -> value of the settings that soft values depend on."""
     objective, rollout, data = spo_of(config), config.rollout, config.data
     return {
-        "objective.beta": objective.beta,
-        "objective.value_samples": objective.value_samples,
-        "rollout.temperature": rollout.temperature,
-        "rollout.max_completion_tokens": rollout.max_completion_tokens,
-        "data.system_prompt": data.system_prompt,
-        "data.templates": data.templates,
+        "objective.beta": objective.beta, "objective.value_samples": objective.value_samples,
+        "rollout.temperature": rollout.temperature, "rollout.max_completion_tokens": rollout.max_completion_tokens,
+        "data.system_prompt": data.system_prompt, "data.templates": data.templates,
         **{f"reward.{name}": value for name, value in config.reward.model_dump(mode="json").items()},
-    }
+    }  # fmt: skip
 
 
 def soft_value(rewards: Sequence[float], beta: float, log_weights: Sequence[float] = ()) -> float:

@@ -18,7 +18,7 @@ import httpx
 from environments.environment import find, made
 from environments.tools import ToolEnvironment
 from shared.clean_text import clean
-from shared.errors import ConfigError, InputError, ModelError, print_error
+from shared.errors import ConfigError, InputError, ModelError, print_error, run_command
 from shared.sections import RewardWeights
 from shared.tool_calls import ParsedCall
 from shared.types import Problem, Reward
@@ -107,4 +107,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_command(lambda: main(sys.argv[1:])))

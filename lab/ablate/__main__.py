@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import shlex
 import signal
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 from lab.ablate.ablation import Ablation, read
 from lab.ablate.runner import run_all
 from lab.ablate.runs import chosen, plan
-from shared.errors import ConfigError, InputError, print_error
+from shared.errors import ConfigError, InputError, print_error, run_command
 
 EXAMPLES = """
 examples:
@@ -65,10 +64,9 @@ def main(arguments: list[str]) -> int:
         return print_error(error)
     runs = [run for planned in plans.values() for run in planned if run.serves & names]
     if options.list:
-        with contextlib.suppress(BrokenPipeError):  # of "| head"
-            for run in runs:
-                state = "finished" if run.finished else run.progress if run.run_dir.exists() else "not begun"
-                print(f"{run.title}: {state}\n    python -m trainer {shlex.join(run.arguments)}", flush=True)
+        for run in runs:
+            state = "finished" if run.finished else run.progress if run.run_dir.exists() else "not begun"
+            print(f"{run.title}: {state}\n    python -m trainer {shlex.join(run.arguments)}", flush=True)
         return 0
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts us with & has it ignored
     try:
@@ -102,4 +100,4 @@ def read_all(paths: Sequence[Path]) -> dict[Path, Ablation]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_command(lambda: main(sys.argv[1:])))

@@ -31,28 +31,15 @@ USUAL = (
 COLORS = ("#2f6db5", "#d9742b", "#3a9a5b", "#b04a5a", "#7b5aa6", "#8a6d3b", "#d565a8", "#5f6670", "#a3a52f", "#2aa5b8")
 LINES = ("-", "--", ":", "-.")
 """line styles; the next one is used when the colours are exhausted"""
-USUAL_PANELS = (
-    Panel(metric="reward/mean"),
-    Panel(metric="accuracy"),
-    Panel(metric="entropy"),
-    Panel(metric="length/mean"),
-)
+USUAL_PANELS = tuple(Panel(metric=metric) for metric in ("reward/mean", "accuracy", "entropy", "length/mean"))
 SMOOTH_STEPS = 5
 MOST_COLUMNS = 3
 NAMES = {
-    "evaluation/accuracy": "validation accuracy",
-    "evaluation/consistency": "validation consistency",
-    "evaluation/pass_at_k": "validation pass@k",
-    "evaluation/majority": "validation maj@k",
-    "reward/mean": "reward",
-    "entropy": "entropy",
-    "length/mean": "tokens",
-    "kl/k3": "KL to the sampler",
-    "kl/reference": "KL from the start",
-    "clip/high": "clipped above",
-    "groups/filtered": "groups filtered",
-    "tests_passed": "tests passed",
-}
+    "evaluation/accuracy": "validation accuracy", "evaluation/consistency": "validation consistency",
+    "evaluation/pass_at_k": "validation pass@k", "evaluation/majority": "validation maj@k", "reward/mean": "reward",
+    "entropy": "entropy", "length/mean": "tokens", "kl/k3": "KL to the sampler", "kl/reference": "KL from the start",
+    "clip/high": "clipped above", "groups/filtered": "groups filtered", "tests_passed": "tests passed",
+}  # fmt: skip
 """short names of metrics, in table and plot"""
 
 
@@ -144,13 +131,11 @@ class Report:
         columns = {metric: column for metric, column in columns.items() if any(column)}
         rows = [
             [
-                ablation.label(variant),
-                " ".join(f"`{setting}`" for setting in ablation.variants[variant].settings) or "-",
-                str(len(runs.finished(variant))),
-                *(cell(column[index]) for column in columns.values()),
+                ablation.label(variant), " ".join(map("`{}`".format, ablation.variants[variant].settings)) or "-",
+                str(len(runs.finished(variant))), *(cell(column[index]) for column in columns.values()),
             ]
             for index, variant in enumerate(runs.variants)
-        ]
+        ]  # fmt: skip
         lines = table(["variant", "settings", "seeds", *map(metric_label, columns)], *rows)
         lines += ["", "Mean over seeds ± half of the 95 % interval (Student's t).", ""]
         return lines + [f"- {metric_label(metric)}: {definition(metric)}, {windows[metric]}" for metric in columns]
@@ -194,13 +179,10 @@ class Report:
             f"evaluation/{figure}/{part}" for kind in KINDS for part in self.runs.parts(kind) for figure in DETAILED
         ]
         return {
-            "about": self.ablation.about,
-            "seeds": self.runs.seeds,
-            "wall_s": round(self.wall_s, 1),
+            "about": self.ablation.about, "seeds": self.runs.seeds, "wall_s": round(self.wall_s, 1),
             "variants": {
                 variant: {
-                    "label": self.ablation.label(variant),
-                    "settings": self.ablation.variants[variant].settings,
+                    "label": self.ablation.label(variant), "settings": self.ablation.variants[variant].settings,
                     "figures": self.figures(variant, metrics),
                 }
                 for variant in self.runs.variants
@@ -211,7 +193,7 @@ class Report:
                 for result in self.results
             ],
             "failures": [{"run": title, "why": why} for title, why in self.failures],
-        }
+        }  # fmt: skip
 
     def figures(self, variant: str, metrics: Sequence[str]) -> dict[str, Any]:
         """Return metric -> window, value of each seed, mean and interval; metrics that no run has are left out."""

@@ -149,11 +149,10 @@ class FinishedRuns:
         """Return the parts of a kind that evaluations of finished runs report, e.g. ["language/de", "language/fr"]."""
         names = {
             name
-            for run in self.runs.values()
-            if run.finished
+            for run in self.runs.values() if run.finished
             for _, parts in self.evaluated(run.run_dir, run.config.rollout.temperature)
             for name in parts
-        }
+        }  # fmt: skip
         return sorted(name for name in names if name.startswith(f"{kind}/"))
 
 

@@ -67,9 +67,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def prepare(options: argparse.Namespace) -> Survey:
     """Read the run and find its plane. Raises MaestraleError."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it once, when it is imported
+    sys.stderr.write(f"loading torch, then the weights that {options.run_dir} keeps\n")
     from lab.analyse.plane import find_plane
     from lab.analyse.snapshots import find_snapshots
-    from lab.analyse.surface import Survey
+    from lab.analyse.surface import Survey, warn
     from rollout.vllm_config import prepare_environment
 
     prepare_environment()  # before torch computes anything: its threads would not survive the engine's fork
@@ -81,6 +82,8 @@ def prepare(options: argparse.Namespace) -> Survey:
             f"{run_dir} trained adapters (lora.rank = {config.lora.rank}): only whole weights are analysed"
         )
     snapshots = find_snapshots(options.run_dir)
+    steps = ", ".join(str(snapshot.step) for snapshot in snapshots)
+    warn(f"{len(snapshots)} snapshots, of steps {steps}: reading their weights twice")
     return Survey(config.at_stage(len(config.stages) - 1), snapshots, find_plane(snapshots), options)
 
 
@@ -128,4 +131,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_command(lambda: main(sys.argv[1:])))

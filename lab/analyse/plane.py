@@ -71,7 +71,7 @@ def find_plane(snapshots: Sequence[WeightSnapshot]) -> Plane:
     all_pieces = list(pieces(shapes, count))
     gram = np.zeros((count, count))  # products of the snapshots less their mean, summed over all weights
     directions = tuple({name: torch.empty(shape) for name, shape in shapes.items()} for _ in range(DIRECTIONS))
-    with contextlib.closing(ProgressBar("reading", "read", 0, 2 * len(all_pieces))) as bar:
+    with contextlib.closing(ProgressBar("reading", "pieces of weights read:", 0, 2 * len(all_pieces))) as bar:
         for number, (name, first, last) in enumerate(all_pieces, 1):
             centred = _centred(snapshots, name, first, last)
             gram += centred @ centred.T

@@ -6,6 +6,7 @@ only one piece of every snapshot is in memory.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from shared.errors import CheckpointError, ConfigError
 from shared.model import hf
+from shared.progress_bar import ProgressBar
 from trainer.checkpoint import reader
 from trainer.checkpoint.shard_files import read_shards
 from trainer.checkpoint.writer import FOLDER, folders
@@ -102,8 +104,11 @@ def find_snapshots(run_dir: Path) -> list[WeightSnapshot]:
     for config in (run_dir / "hf").glob("step_*/config.json"):
         if match := FOLDER.fullmatch(config.parent.name):
             snapshots[int(match[1])] = open_export(int(match[1]), config.parent)
-    for step, folder in folders(run_dir).items():
-        snapshots[step] = open_checkpoint(step, folder)
+    checkpoints = folders(run_dir)
+    with contextlib.closing(ProgressBar("verifying", "checkpoints verified:", 0, len(checkpoints))) as bar:
+        for number, (step, folder) in enumerate(checkpoints.items(), 1):
+            snapshots[step] = open_checkpoint(step, folder)
+            bar.show(number)
     if len(snapshots) < LEAST:
         steps = ", ".join(map(str, sorted(snapshots))) or "none"
         raise ConfigError(

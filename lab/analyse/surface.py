@@ -83,18 +83,14 @@ def summarise(row: int, column: int, alpha: tuple[float, float], groups: Sequenc
     lengths = [len(completion.token_ids) for group in groups for completion in group.completions]
     graded = [
         (group.prompt.problem, reward)
-        for group in groups
-        for reward in group.rewards
-        if reward is not None and reward.verdict.graded
-    ]
+        for group in groups for reward in group.rewards if reward is not None and reward.verdict.graded
+    ]  # fmt: skip
     rewards = [reward for _, reward in graded]
     right = [reward.verdict is Verdict.CORRECT for problem, reward in graded if problem.verified]
     if not rewards:
         raise ConfigError("no completion could be graded: look at the answers of the problems (--data)")
     return Point(
-        row=row,
-        column=column,
-        alpha=alpha,
+        row=row, column=column, alpha=alpha,
         reward=sum(reward.total for reward in rewards) / len(rewards),
         raw_reward=sum(reward.total - reward.length for reward in rewards) / len(rewards),
         accuracy=sum(right) / max(len(right), 1),
@@ -102,7 +98,7 @@ def summarise(row: int, column: int, alpha: tuple[float, float], groups: Sequenc
         length=sum(lengths) / len(lengths),
         truncated=sum(tokens >= limit for tokens in lengths) / len(lengths),
         completions=len(lengths),
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -133,24 +129,20 @@ class Survey:
         prompts = self.prompts(chat)
         identity = {
             "snapshots": [[snapshot.step, snapshot.kind] for snapshot in self.snapshots],
-            "origin": self.snapshots[-1].step,
-            "points": self.options.points,
-            "margin": self.options.margin,
+            "origin": self.snapshots[-1].step, "points": self.options.points, "margin": self.options.margin,
             "axes": [[f"{value:.3g}" for value in axis] for axis in self.axes],
-            "problems": [prompt.problem.id for prompt in prompts],
-            "samples": self.options.samples,
-        }
+            "problems": [prompt.problem.id for prompt in prompts], "samples": self.options.samples,
+        }  # fmt: skip
         with Journal(
             path, Point, lambda point: (point.row, point.column), identity, "give --restart to measure anew",
             sync=False, restart=self.options.restart,
         ) as journal:  # fmt: skip
-            total = self.options.points**2
-            if 0 < len(journal.rows) < total:
-                warn(f"{path} holds {len(journal.rows)} of {total} points: going on")
-            if len(journal.rows) < total:
-                solver = Solver(self.config, model, chat, warn)
-                with contextlib.closing(ProgressBar("measuring", "measured", len(journal.rows), total)) as bar:
-                    asyncio.run(self.measure(solver, prompts, journal, bar))
+            total, done = self.options.points**2, len(journal.rows)
+            if 0 < done < total:
+                warn(f"{path} holds {done} of {total} points: going on")
+            if done < total:
+                warn(f"starting an engine; then {total - done} points, each of {len(prompts)} problems")
+                asyncio.run(self.measure(Solver(self.config, model, chat, warn), prompts, journal))
             return journal.rows
 
     def prompts(self, chat: Chat) -> list[Prompt]:
@@ -171,7 +163,7 @@ class Survey:
         return fitting
 
     async def measure(
-        self, solver: Solver, prompts: Sequence[Prompt], journal: Journal[tuple[int, int], Point], bar: ProgressBar
+        self, solver: Solver, prompts: Sequence[Prompt], journal: Journal[tuple[int, int], Point]
     ) -> None:
         """Measure the missing points, one after the other. When cancelled by Ctrl-C, measured points are kept."""
         limit, samples = self.config.rollout.max_completion_tokens, self.options.samples
@@ -182,13 +174,20 @@ class Survey:
                 for name, direction in self.plane.directions[0].items()
             }
             await solver.engine.follow(list(weights.items()))
-            for (row, second), (column, first) in product(enumerate(self.axes[1]), enumerate(self.axes[0])):
-                if journal.lacks((row, column)):
-                    await asyncio.to_thread(put, weights, self.snapshots[-1], self.plane, (first, second))
-                    await solver.engine.update()
-                    groups = await asyncio.gather(*(solver.solve(prompt, samples) for prompt in prompts))
-                    journal.add(summarise(row, column, (first, second), groups, limit))
-                bar.show(len(journal.rows))
+            done, total = (number * len(prompts) for number in (len(journal.rows), self.options.points**2))
+            with contextlib.closing(ProgressBar("measuring", "problems sampled:", done, total)) as bar:
+
+                async def solve(prompt: Prompt) -> Group:
+                    group = await solver.solve(prompt, samples)
+                    bar.show(bar.done + 1)
+                    return group
+
+                for (row, second), (column, first) in product(enumerate(self.axes[1]), enumerate(self.axes[0])):
+                    if journal.lacks((row, column)):
+                        await asyncio.to_thread(put, weights, self.snapshots[-1], self.plane, (first, second))
+                        await solver.engine.update()
+                        groups = await asyncio.gather(*map(solve, prompts))
+                        journal.add(summarise(row, column, (first, second), groups, limit))
         finally:
             await solver.close()
 

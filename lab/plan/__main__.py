@@ -16,15 +16,15 @@ from typing import Any, NoReturn
 
 from lab.plan import report, split
 from lab.plan.scenario import CARDS, MODELS, Lengths, Machine, Scenario, Workload, find_decoder
-from shared.errors import ConfigError, InputError, print_error
+from shared.errors import ConfigError, InputError, print_error, run_command
 from shared.progress import CleanConsole
 
 DESCRIPTION = """Scale on paper: compute what a run would need and take before you rent a GPU.
 
 From a model's shape, the lengths of completions and a cluster it computes the memory of every rank, the time of a step
 (sampling, training, weight update; synchronous and asynchronous), and the split of the GPUs between trainers and
-engines with the shortest step, as settings to copy. It loads and measures nothing: docs/plan.md has the formulas, and
-how far they are from published step times.
+engines with the shortest step, as settings to copy. A single GPU is shared by both. It loads and measures nothing:
+docs/plan.md has the formulas, and how far they are from published step times.
 """
 EXAMPLES = """
 examples
@@ -123,16 +123,10 @@ def read(arguments: list[str]) -> tuple[Scenario, bool]:
     if given.model is None:
         raise ConfigError(f"no model: name one ({', '.join(MODELS)}), or a folder with a config.json")
     decoder = find_decoder(given.model)
-    if machine.gpus < 2:
-        raise ConfigError(
-            "--gpus 1 is too few for a split: one GPU trains and one samples. python -m trainer SETTINGS --dry-run "
-            "says how they share a single one, and docs/plan.md which models it holds"
-        )
     width = given.tensor_parallel or 0
-    if width > machine.node_gpus or (width and decoder.heads % width):
+    if width > (most := min(machine.node_gpus, machine.gpus)) or (width and decoder.heads % width):
         raise ConfigError(
-            f"--tensor-parallel {width} must divide the {decoder.heads} heads and be at most --node-gpus "
-            f"{machine.node_gpus}"
+            f"--tensor-parallel {width} must divide the {decoder.heads} heads and be at most {most}, the GPUs of a node"
         )
     return Scenario(decoder, machine, work_of(given), **given_of(Scenario, given)), given.json
 
@@ -160,4 +154,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_command(lambda: main(sys.argv[1:])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,24 +16,20 @@ from lab.plan.scenario import Scenario, Workload
 from lab.plan.split import Split
 
 
-def settings(split: Split, work: Workload) -> dict[str, int]:
+def settings(split: Split, work: Workload) -> dict[str, Any]:
     """Return the settings of a run with this split: section.key -> value."""
     return {
         "placement.trainers": split.trainers,
         **({"placement.replicas": split.replicas} if split.replicas > 1 else {}),
-        "placement.engines": split.engines,
-        "rollout.tensor_parallel": split.tensor_parallel,
-        "rollout.max_async_level": split.async_level,
-        "rollout.max_sequences": split.max_sequences,
-        "rollout.cache_bytes": split.cache_bytes,
-        "rollout.prompts_per_step": work.prompts_per_step,
-        "rollout.group_size": work.group_size,
-        "rollout.max_completion_tokens": work.max_completion_tokens,
-        "model.max_tokens": work.max_tokens,
+        "placement.engines": split.engines, "rollout.tensor_parallel": split.tensor_parallel,
+        "rollout.max_async_level": split.async_level, "rollout.max_sequences": split.max_sequences,
+        **({"placement.colocate": split.sharing} if split.sharing else {"rollout.cache_bytes": split.cache_bytes}),
+        "rollout.prompts_per_step": work.prompts_per_step, "rollout.group_size": work.group_size,
+        "rollout.max_completion_tokens": work.max_completion_tokens, "model.max_tokens": work.max_tokens,
         "optimiser.micro_batch_tokens": work.micro_batch_tokens,
         **({"optimiser.activation_bytes": 0} if split.recompute else {}),
         **({"lora.rank": work.lora_rank} if work.lora_rank else {}),
-    }
+    }  # fmt: skip
 
 
 def toml(values: dict[str, Any]) -> str:
@@ -40,12 +37,18 @@ def toml(values: dict[str, Any]) -> str:
     lines: dict[str, list[str]] = {}
     for key, value in values.items():
         section, name = key.split(".")
-        lines.setdefault(section, [f"[{section}]"]).append(f"{name} = {value}")
+        lines.setdefault(section, [f"[{section}]"]).append(f"{name} = {json.dumps(value)}")
     return "\n".join(line for section in lines.values() for line in section)
 
 
 def recommendation(split: Split) -> str:
     """Return one line with the split, its step times and its bottleneck."""
+    if split.sharing:
+        way = "both in its memory" if split.sharing == "resident" else "in turns"
+        return (
+            f"trainer and engine share one GPU, {way}, async level {split.async_level}: a step of "
+            f"{seconds(split.asynchronous_s)}"
+        )
     share = split.trainers / (split.trainers + split.engines * split.tensor_parallel)
     return (
         f"{split.trainers} trainers and {split.engines} engines of {split.tensor_parallel} GPU"
@@ -59,22 +62,17 @@ def as_json(scenario: Scenario, split: Split) -> dict[str, Any]:
     """Return the whole plan for programs. Times in seconds, memory in bytes."""
     work = scenario.work
     return {
-        "recommendation": recommendation(split),
-        "settings": settings(split, work),
+        "recommendation": recommendation(split), "settings": settings(split, work),
         "step_s": {"asynchronous": split.asynchronous_s, "synchronous": split.synchronous_s},
-        "bottleneck": split.bottleneck,
-        "bounds_s": split.bounds,
-        "split": asdict(split),
+        "bottleneck": split.bottleneck, "bounds_s": split.bounds, "split": asdict(split),
         "tokens": {
-            "trained_per_step": work.tokens,
-            "trained_per_s": work.tokens / split.asynchronous_s,
-            "completion_mean": work.lengths.mean,
-            "completion_longest_of_step": work.longest,
+            "trained_per_step": work.tokens, "trained_per_s": work.tokens / split.asynchronous_s,
+            "completion_mean": work.lengths.mean, "completion_longest_of_step": work.longest,
         },
         "parameters": scenario.decoder.parameters,
         "usable_bytes": scenario.machine.usable_bytes,
         "machine": asdict(scenario.machine),
-    }
+    }  # fmt: skip
 
 
 def seconds(value: float) -> str:

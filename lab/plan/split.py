@@ -11,6 +11,8 @@ the remaining GPUs. Activations are recomputed only if they would not fit. Times
         straggler  (longest_s + train_s + update_s) / (L + 2) a group may take L + 2 steps from its start to the release
                                                               of its slot: L + 1 with its slot, one more by being
                                                               overtaken (window of one batch, ledger.py)
+    one GPU, shared               full_s + train_s + update_s     trainer and engine are both in its memory
+                              together_s + train_s + update_s     they take turns, with async level 0
 where L is the async level (rollout.max_async_level).
 
 The straggler bound with async level 0 and nothing overtaken is the synchronous time, so the asynchronous step is the
@@ -24,6 +26,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 from lab.plan import times
 from lab.plan.scenario import Scenario
@@ -35,6 +38,8 @@ from trainer.memory import TrainerMemory
 ASYNC_LEVELS = (1, 2)
 """async levels that are tried if none is given: async level 1 keeps to Magistral's rule (open completions at most twice
 a batch), async level 2 is the default of a run; a larger async level means older data, and must be chosen explicitly"""
+BOTH_BYTES = 4 << 30
+"""what two processes on one GPU take in addition (trainer/colocate.py): contexts, prefill, CUDA graphs"""
 CLOSE = 1.05
 """a smaller async_level is chosen if its step is at most this factor longer"""
 
@@ -62,6 +67,8 @@ class Split:
     train_s: float
     write_s: float
     delivery_s: float
+    sharing: str = ""
+    """how trainer and engine share a single GPU: "resident", "turns"; "" where they have GPUs of their own"""
 
     @property
     def update_s(self) -> float:
@@ -71,6 +78,9 @@ class Split:
     @cached_property
     def bounds(self) -> dict[str, float]:
         """Possible bottleneck of the asynchronous step -> the step time if it were the only one."""
+        if self.sharing:
+            sampled = self.sampling.full_s if self.sharing == "resident" else self.sampling.together_s
+            return {"the GPU, which trainer and engine share": sampled + self.train_s + self.update_s}
         return {
             "engines": self.sampling.full_s + self.delivery_s,
             "trainers": self.train_s + self.write_s,
@@ -128,35 +138,43 @@ def replicas_of(scenario: Scenario, trainers: int, recompute: bool) -> int:
     return 1
 
 
-def place(scenario: Scenario, engines: int, tensor_parallel: int, async_level: int, links: int = 1) -> Split | None:
+def place(
+    scenario: Scenario, engines: int, tensor_parallel: int, async_level: int, links: int = 1, sharing: str = "",
+    again: bool = False,
+) -> Split | None:  # fmt: skip
     """Return the split of a placement; None if it does not fit. The trainers get all GPUs that the engines leave.
 
-    links: over which an engine gets its weights between nodes; one in rollout/weights.
+    links: over which an engine gets its weights between nodes; one in rollout/weights. sharing: of a single GPU.
+    again: recompute in any case.
     """
     decoder, machine, work = scenario.decoder, scenario.machine, scenario.work
-    trainers = machine.gpus - engines * tensor_parallel
+    trainers = machine.gpus - engines * tensor_parallel + bool(sharing)
     if trainers < 1:
         return None
-    recompute, _ = fitting(scenario, trainers)
+    recompute = again or fitting(scenario, trainers)[0]
     replicas = replicas_of(scenario, trainers, recompute)
     rank = trainer_memory(scenario, trainers, recompute, replicas)
     engine = EngineModel(decoder, machine, tensor_parallel, work.lora_rank)
     trained = scenario.adapters or decoder.parameters
-    spare = engine.spare_bytes
+    kept = {"": 0.0, "resident": rank.total + BOTH_BYTES, "turns": rank.buffers + BOTH_BYTES}[sharing]
+    spare = engine.spare_bytes - kept
     if rank.total > machine.usable_bytes or spare <= 0 or engine.completions_in(spare, work.max_tokens) < 1:
         return None
     open_at_once = math.ceil((async_level + 1) * (work.completions / engines))
     slots = min(engine.completions_in(spare, work.context), open_at_once)
+    if sharing:  # a launch wants room for a quarter of them at their full length
+        slots = min(slots, 4 * engine.completions_in(spare, work.max_tokens))
     return Split(
         trainers, replicas, engines, tensor_parallel, async_level, recompute, rank,
         weight_bytes=engine.weight_bytes,
         arriving_bytes=engine.arriving_bytes,
         cache_bytes=int(min(spare, spare * open_at_once / engine.completions_in(spare, work.max_tokens))),
-        max_sequences=math.ceil(slots),
-        sampling=times.sampling_times(engine, work, engines, slots, async_level),
+        max_sequences=max(1, int(slots)) if sharing else math.ceil(slots),
+        sampling=times.sampling_times(engine, work, engines, slots, max(async_level, 1)),
         train_s=times.train_s(decoder, machine, work, trainers, recompute, replicas),
         write_s=times.moved_s(trained, machine, trainers, times.SEND_BYTES),
         delivery_s=times.delivery_s(trained, machine, trainers, engines, tensor_parallel, links),
+        sharing=sharing,
     )  # fmt: skip
 
 
@@ -171,7 +189,14 @@ def widths(scenario: Scenario) -> list[int]:
 
 
 def splits(scenario: Scenario, async_level: int, tensor_parallel: int = 0) -> Iterator[Split]:
-    """Yield every placement that fits; tensor_parallel 0 for all widths."""
+    """Yield every placement that fits; tensor_parallel 0 for all widths. A single GPU is shared in both ways; turns
+    only where no async level is asked for."""
+    if scenario.machine.gpus == 1:
+        ways = [("resident", async_level), *([] if scenario.async_level else [("turns", 0)])]
+        for (sharing, level), again in product(ways, (False, True)):
+            if split := place(scenario, 1, max(tensor_parallel, 1), level, sharing=sharing, again=again):
+                yield split
+        return
     for width in [tensor_parallel] if tensor_parallel else widths(scenario):
         for engines in range(1, min(scenario.machine.gpus // width, scenario.work.completions) + 1):
             if split := place(scenario, engines, width, async_level):
@@ -184,7 +209,7 @@ def best(scenario: Scenario) -> Split:
     Without an async level it has the smallest async level close to the fastest. Raises ConfigError if nothing fits.
     """
     machine, width = scenario.machine, scenario.tensor_parallel
-    if scenario.engines:
+    if scenario.engines * width > 1 or (scenario.engines and machine.gpus > 1):
         if placed := place(scenario, scenario.engines, width, scenario.async_level or 1):
             return placed
         raise ConfigError(
@@ -194,9 +219,8 @@ def best(scenario: Scenario) -> Split:
     levels = ASYNC_LEVELS if scenario.async_level is None else [scenario.async_level]
     fastest = [
         min(fitting, key=lambda split: (split.asynchronous_s, split.tensor_parallel))
-        for async_level in levels
-        if (fitting := list(splits(scenario, async_level, width)))
-    ]
+        for async_level in levels if (fitting := list(splits(scenario, async_level, width)))
+    ]  # fmt: skip
     if not fastest:
         raise ConfigError(why_nothing_fits(scenario))
     limit = CLOSE * min(split.asynchronous_s for split in fastest)
@@ -216,7 +240,7 @@ def why_nothing_fits(scenario: Scenario) -> str:
         return f"{count / 2**30:.1f}"
 
     return (
-        f"{machine.gpus} GPUs with {gib(machine.usable_bytes)} GiB to use hold no split: a trainer rank of {trainers} "
+        f"--gpus {machine.gpus} of {gib(machine.usable_bytes)} GiB to use hold no split: a trainer rank of {trainers} "
         f"needs {gib(rank.total)} GiB with recomputation (master weights, gradients, moments {gib(rank.states)} + "
         f"gathered {gib(rank.gathered)} + frozen {gib(rank.frozen)} + weight buffers {gib(rank.buffers)} + activations "
         f"{gib(rank.activations)}), a GPU of an engine of {width} needs {gib(needed)} GiB (weights "

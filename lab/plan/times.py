@@ -129,13 +129,9 @@ def sampling_times(
 
 
 def training_flops(
-    decoder: DecoderConfig,
-    tokens: float,
-    square_tokens: float,
-    recompute: bool = False,
-    extra_forwards: int = 0,
+    decoder: DecoderConfig, tokens: float, square_tokens: float, recompute: bool = False, extra_forwards: int = 0,
     frozen: bool = False,
-) -> float:
+) -> float:  # fmt: skip
     """Return the FLOPs of a batch's forward and backward; tokens: sum of sequence lengths s, square_tokens: of s^2.
 
     extra_forwards: passes without gradient, e.g. of a reference model. frozen: the weights have no gradients (adapters,

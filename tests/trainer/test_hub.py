@@ -8,6 +8,7 @@ import json
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import huggingface_hub
 import msgspec
@@ -27,7 +28,7 @@ from trainer.data import data_sets
 from trainer.data.problem_file import read_problems
 from trainer.data.sources import gather_sources
 from trainer.evaluation import FILE, Evaluation, EvaluationRecord
-from trainer.push import card_text, main
+from trainer.push import card_text, licence_of, main
 
 needs_datasets = pytest.mark.skipif(not importlib.util.find_spec("datasets"), reason="datasets is not installed")
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -213,9 +214,12 @@ def best(tmp_path):
     return run / "best"
 
 
-def test_the_card_tells_where_the_model_is_from_and_no_path_of_this_machine(tmp_path, best):
+def test_the_card_tells_where_the_model_is_from_and_no_path_of_this_machine(tmp_path, best, monkeypatch, capsys):
+    monkeypatch.setattr("trainer.push.snapshot_download", mock.Mock(side_effect=OSError))
     assert main([str(best)]) == 0
+    assert "README.md: license: fill it in; neither" in capsys.readouterr().out
     card = (best / "README.md").read_text()
+    assert "\n# license: fill it in; neither" in card.split("---")[1]
     assert huggingface_hub.ModelCard(card).data.to_dict() == {
         "base_model": "org/base", "base_model_relation": "finetune", "library_name": "transformers",
         "pipeline_tag": "text-generation", "tags": ["maestrale", "reinforcement-learning"],
@@ -232,7 +236,41 @@ def test_the_card_tells_where_the_model_is_from_and_no_path_of_this_machine(tmp_
     text = card_text(local, ModelCard("run", 1, ""), adapter=True)
     assert "base_model" not in text and str(tmp_path) not in text and "library_name: peft" in text
     assert "| problems | hub:o/problems |" in text and "datasets:\n- o/problems\n" in text
-    assert "python -m serve BASE --adapter NAME=FOLDER" in text
+    assert "python -m serve BASE --adapter NAME=NAME\n" in text and "pipeline(" not in text
+
+
+def test_a_model_that_the_run_made_is_no_model_of_the_hub(tmp_path):
+    (tmp_path / "run" / "made" / "model").mkdir(parents=True)
+    config = Config.model_validate({"name": "run", "runs_dir": str(tmp_path), "model": {"path": "made/model"}})
+    assert "base_model" not in card_text(config, ModelCard("run", 1, ""), adapter=False)
+
+
+APACHE = "\n                  Apache License\n            Version 2.0, January 2004\n"
+
+
+@pytest.mark.parametrize(("files", "expected"), [
+    ({"README.md": "---\nlicense: mit\n---\n# base", "LICENSE": APACHE}, {"license": "mit"}),
+    ({"README.md": "---\nlicense: other\nlicense_name: qwen\nlicense_link: LICENSE\n---\n"},
+     {"license": "other", "license_name": "qwen", "license_link": "https://huggingface.co/org/base/blob/main/LICENSE"}),
+    ({"README.md": "# base", "LICENSE": APACHE}, {"license": "apache-2.0"}), ({"README.md": "---\n[\n---\n"}, {}),
+    ({"LICENSE.txt": "MIT License\n\nCopyright"}, {"license": "mit"}), ({"LICENSE": "Terms of ours"}, {}), ({}, {}),
+])  # fmt: skip
+def test_the_licence_is_what_the_base_model_says_and_no_guess(tmp_path, monkeypatch, files, expected):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+
+    fetched = mock.Mock(return_value=str(tmp_path))
+    monkeypatch.setattr("trainer.push.snapshot_download", fetched)
+    assert licence_of("org/base") == expected and fetched.call_args.args == ("org/base",)
+    here = licence_of(str(tmp_path))
+    assert here == ({**expected, "license_link": "LICENSE"} if "license_link" in expected else expected)
+    config = Config.model_validate({"model": {"path": "org/base"}, "sft": {"demonstrations": "hub:o/shown:train"}})
+    text = card_text(config, ModelCard("run", 1, ""), adapter=False, name="me/mine")
+    data = huggingface_hub.ModelCard(text).data.to_dict()
+    assert {key: value for key, value in data.items() if key.startswith("license")} == expected
+    assert data["datasets"] == ["o/shown"] and data["base_model"] == "org/base"
+    for line in ("hf download me/mine --local-dir mine\n", "python -m serve mine\n", '"text-generation", "me/mine")'):
+        assert line in text
 
 
 def test_exports_are_pushed_whole(tmp_path, best, hub, capsys):

@@ -96,6 +96,16 @@ def test_the_table_shows_before_and_after_sampled_and_greedy(run):
     assert rows[0][0] == "95" and rows[1:] == [["pass@4", "0.953"], ["maj@4", "0.922"]], "the first version has neither"
 
 
+def test_numbers_are_whole_where_no_terminal_says_how_wide_it_is(run):
+    records = read_evaluations(run.run_dir)
+    for record in records:
+        record.evaluation.parts = {f"kind/{'a long name of problems ' * 4}": Breakdown(32, 0.3125, 0.1, 0.5)}
+    progress = Progress(stream := io.StringIO())
+    progress.show(report.before_after_table(records, 1.0))
+    rows = [line.split()[-4:] for line in stream.getvalue().splitlines() if "accuracy" in line]
+    assert rows == [["0.125", "0.875", "0.125", "0.875"], ["0.312"] * 4] and "…" not in stream.getvalue()
+
+
 def test_samples_are_of_different_languages_and_safe_for_a_terminal(run):
     panels = report.sample_panels(read_evaluations(run.run_dir), 1.0)
     text = "".join(plain(panel) for panel in panels)

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from examples.loop import loop
 from examples.quickstart.prepare import prepare
-from shared.errors import ConfigError, DataError, NonFinite, RunError, SyncMismatch
+from shared.errors import ConfigError, DataError, ModelError, NonFinite, RunError, SyncMismatch
 from shared.types import Completion, Group, MicroBatch, Problem, Prompt, Reward, Verdict
 from tests.asynchronous import asynchronous
 from tests.process import in_fresh_process
@@ -98,6 +98,30 @@ def test_a_folder_whose_steps_cannot_be_gone_on_with_is_left_alone(tmp_path):
         asyncio.run(session.start())
     assert (tmp_path / "taken" / "metrics.jsonl").read_text() == line
     assert json.loads((tmp_path / "taken" / "lock").read_bytes())["ended"]
+
+
+@pytest.mark.parametrize("before", [(), ("notes.txt",), ("notes.txt", "generated/other.jsonl")])
+def test_a_session_that_is_refused_leaves_what_was_there_and_nothing_of_its_own(tmp_path, before):
+    session = Session(model=tmp_path / "gone", rows=ROWS, runs_dir=str(tmp_path), name="refused")
+    folder = tmp_path / "refused"
+    for name in before:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    for _ in range(2):
+        with pytest.raises(ModelError, match="gone"):
+            asyncio.run(session.start())
+        left = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+        assert left - {"lock", "phases.jsonl"} == set(before) and folder.exists() == bool(before)
+
+
+def test_rows_that_were_there_stay_when_a_session_is_refused(tmp_path):
+    session = Session(model=tmp_path / "gone", rows=ROWS, runs_dir=str(tmp_path), name="refused")
+    path = Path(session.config.locate(session.config.data.train))
+    path.parent.mkdir(parents=True)
+    path.write_text("older rows\n")
+    with pytest.raises(ModelError, match="gone"):
+        asyncio.run(session.start())
+    assert path.is_file()
 
 
 @pytest.mark.parametrize(("verdicts", "raises"), [

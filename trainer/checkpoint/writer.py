@@ -84,15 +84,9 @@ def begin(run_dir: Path, version: int) -> Path:
 
 
 def finish(
-    partial: Path,
-    version: int,
-    files: Mapping[str, Written],
-    checksums: Mapping[str, Mapping[str, int]],
-    origin: Origin,
-    seconds: float,
-    keep: int,
-    protected: Collection[int] = (),
-) -> Path:
+    partial: Path, version: int, files: Mapping[str, Written], checksums: Mapping[str, Mapping[str, int]],
+    origin: Origin, seconds: float, keep: int, protected: Collection[int] = (),
+) -> Path:  # fmt: skip
     """Add checksums, origin and manifest, flush and rename; then remove all checkpoints but the newest `keep` and the
     versions `protected`. Returns the folder. Raises CheckpointError for a file that has another size than was written.
 

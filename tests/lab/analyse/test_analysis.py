@@ -1,8 +1,13 @@
 """The line through points, the means of a point, the pictures, and the command without an engine."""
 
+import asyncio
 import json
 import math
+import subprocess
+import sys
+import time
 from argparse import Namespace
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -18,6 +23,7 @@ from shared import settings_file
 from shared.chat import Chat
 from shared.config import Config
 from shared.errors import ConfigError
+from shared.journal import Journal
 from shared.metrics import MetricsLog
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
 from tests.lab.analyse.known_plane import basis, unflatten, write_checkpoint
@@ -118,3 +124,38 @@ def test_the_weights_alone_are_analysed_without_an_engine(tmp_path, capsys):
     assert math.dist(*results["path"][:2]) == pytest.approx(1, abs=1e-5)
     assert math.dist(results["path"][0], results["path"][2]) == pytest.approx(math.sqrt(2), abs=1e-5)
     assert sorted(file.name for file in (run_dir / "analysis").iterdir()) == ["length.png", "plane.png", "results.json"]
+
+
+def test_a_command_says_at_once_what_it_loads_and_then_what_is_done(tmp_path, root):
+    """On the error stream, which is no terminal here."""
+    run_dir = tmp_path / "run"
+    settings_file.write(Config.model_validate({"name": "run", "runs_dir": str(tmp_path)}), run_dir / "config.toml")
+    centre, first, second = basis()
+    for step, weights in ((0, centre), (5, centre + first), (10, centre + second)):
+        write_checkpoint(run_dir, step, unflatten(weights))
+    command = [sys.executable, "-m", "lab.analyse", str(run_dir), "--points", "0"]
+    started = time.monotonic()
+    with subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        assert process.stderr is not None
+        line, took = process.stderr.readline(), time.monotonic() - started
+        rest = process.stderr.read()
+    assert line == f"loading torch, then the weights that {run_dir} keeps\n" and took < 2
+    assert "3 snapshots, of steps 0, 5, 10: reading their weights twice\n" in rest
+
+
+def test_the_problems_of_a_survey_are_counted_while_a_point_is_measured(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("shared.progress_bar.PLAIN_EVERY_S", 0)
+    monkeypatch.setattr("lab.analyse.surface.put", lambda *_: None)
+    plane = Plane([0, 5, 10], [0.7, 0.3, 0.0], np.array([[-4.0, 0.0], [0.0, 2.0], [0.0, 0.0]]), ({}, {}))
+    config = Config.model_validate({"name": "run", "runs_dir": str(tmp_path)})
+    options = Namespace(points=2, margin=0.0, samples=1, restart=False)
+    survey = Survey(config, [WeightSnapshot(0, "export")], plane, options)
+    prompts = [Prompt(index, Problem(f"{index}", "?", "1"), [1]) for index in range(3)]
+    reward = Reward(1.0, 0.1, 0.9, 0.0, 0.0, Verdict.CORRECT)
+    solver = mock.AsyncMock(engine=mock.AsyncMock(device="cpu"))
+    solver.solve.side_effect = lambda prompt, _: Group(prompt, [Completion(0, 0, 0, token_ids=[1])], [reward])
+    with Journal(tmp_path / "points.jsonl", Point, lambda each: (each.row, each.column), {}, "") as journal:
+        asyncio.run(survey.measure(solver, prompts, journal))
+        assert len(journal.rows) == 4
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 12 and told[4].startswith("problems sampled: 5 of 12, ") and ", left " in told[4]

@@ -11,8 +11,10 @@ import pytest
 from benchmarks.plan import nemo_section
 from lab.plan.__main__ import main, read
 from lab.plan.report import gib, seconds, toml
+from lab.plan.scenario import CARDS, MODELS
 from shared.config import Config
 from tests.trainer.test_dry_run import SMOLLM2
+from trainer.colocate import share
 
 USUAL = ["8b", "--gpus", "8", "--mean", "2000", "--p99", "8000"]
 
@@ -46,6 +48,28 @@ def test_a_given_split_is_computed_as_it_is(capsys):
     assert [used[key] for key in ("placement.trainers", "placement.engines", "rollout.max_async_level")] == [4, 1, 3]
 
 
+@pytest.mark.parametrize(("model", "card", "way"), [
+    ("0.6b", "h100", "resident"), ("1.7b", "a100-40", ""), ("0.6b", "a100-40", "turns"),
+    ("1.7b", "h100", "resident"),
+    ("1.7b --micro-batch 32768 --max-completion 4000", "h100", "resident"), ("8b --lora 16", "h100", "turns"),
+])  # fmt: skip
+def test_a_single_gpu_is_shared_as_a_launch_shares_it(capsys, model, card, way):
+    arguments = [*model.split(), "--gpus", "1", "--card", card, "--mean", "400", "--p99", "1000", "--prompts", "32"]
+    if not way:
+        assert main(arguments) == 2 and "hold no split" in capsys.readouterr().err
+        return
+    found = planned(capsys, *arguments)
+    assert (
+        found["settings"]["placement.colocate"] == way and found["split"]["trainers"] == found["split"]["engines"] == 1
+    )
+    assert found["settings"]["rollout.max_async_level"] == 0 or way == "resident"
+    assert main(arguments) == 0
+    text = capsys.readouterr().out
+    launched = Config.model_validate(tomllib.loads(text[text.index("[placement]") :]))
+    memory = CARDS[card].memory_bytes
+    assert share(launched, MODELS[model.split()[0]], memory, 1e12).placement.colocate == way
+
+
 def test_a_folder_gives_the_same_shape(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(SMOLLM2))
     named, folder = read(["135m"])[0].decoder, read([str(tmp_path)])[0].decoder
@@ -59,13 +83,15 @@ def test_numbers_replace_those_of_the_card():
 
 
 @pytest.mark.parametrize(("arguments", "told"), [
-    ([], "no model: name one"), (["404b"], "did you mean '405b'?"), (["8b", "--gpus", "1"], "--gpus 1 is too few"),
+    ([], "no model: name one"), (["404b"], "did you mean '405b'?"), (["8b", "--gpus", "1"], "--gpus 1 of 67.1 GiB"),
     (["8b", "--gpus", "-3"], "--gpus -3 must be above 0"), (["8b", "--gpus", "many"], "invalid int value: 'many'"),
     (["8b", "--mfu", "1.5"], "--mfu 1.5 is a share"), (["8b", "--mean", "nan"], "--mean nan must be above 0"),
     (["8b", "--p99", "10"], "at least the mean"), (["8b", "--card", "h1000"], "--card h1000 is none of"),
     (["8b", "--mean", "100", "--p99", "1500"], "at most 1497"),
     (["8b", "--engines", "2"], "--engines needs --tensor-parallel"),
     (["8b", "--tensor-parallel", "3"], "must divide the 32 heads"),
+    (["0.6b", "--gpus", "1", "--tensor-parallel", "2"], "and be at most 1, the GPUs"),
+    (["0.6b", "--gpus", "1", "--tensor-parallel", "1", "--engines", "2"], "leave -1 of 1 GPUs"),
     (["8b", "--engines", "8", "--tensor-parallel", "1"], "leave 0 of 8 GPUs to train"), (["405b"], "hold no split"),
     (["8b", "--colour"], "unrecognized arguments: --colour"),
     (["8b", "--async-level", "0"], "--async-level 0 must be above 0"),
