@@ -219,12 +219,9 @@ def forward_backward(
     if not math.isfinite(total):
         raise NonFinite(f"the loss is {total} over {numbers['tokens']:.0f} tokens of this rank")
     return StepSums(
-        sums=numbers,
-        maxima=read(maxima) | experts,
-        seconds=time.perf_counter() - start,
-        tokens=sum(len(sequence.token_ids) for batch in micro_batches for sequence in batch.sequences),
-        flops=flops,
-    )
+        sums=numbers, maxima=read(maxima) | experts, seconds=time.perf_counter() - start,
+        tokens=sum(len(sequence.token_ids) for batch in micro_batches for sequence in batch.sequences), flops=flops,
+    )  # fmt: skip
 
 
 def read(values: dict[str, Tensor]) -> dict[str, float]:
