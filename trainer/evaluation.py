@@ -229,13 +229,11 @@ def part_of(problems: Sequence[Sequence[Sampled]]) -> Breakdown:
     votes = [majority(samples) for samples in several if votes_on(samples)]
     solved = [pass_at_k(len(samples), sum(map(right, samples)), len(samples)) for samples in several]
     return Breakdown(
-        problems=len(problems),
-        accuracy=accuracy,
-        accuracy_half_width=half_width,
+        problems=len(problems), accuracy=accuracy, accuracy_half_width=half_width,
         consistency=_share([bool(sample.reward.consistent) for sample in _formed(problems)]),
         majority=math.fsum(votes) / len(votes) if votes else None,
         pass_at_k=math.fsum(solved) / len(solved) if solved else None,
-    )
+    )  # fmt: skip
 
 
 def votes_on(samples: Sequence[Sampled]) -> bool:

@@ -118,6 +118,12 @@ class DecoderConfig:
         return max(self.hidden_size * self.vocab_size, *(inputs * outputs for _, inputs, outputs in self.layer_linears))
 
     @property
+    def reach(self) -> int:
+        """Tokens of the longest sequence: its positions, times the factor where that is not in them already."""
+        stretched = self.rope.get("rope_type") in ("linear", "dynamic")
+        return int(self.max_positions * float(self.rope.get("factor") or 1.0)) if stretched else self.max_positions
+
+    @property
     def products(self) -> int:
         """Weights that multiply every token: the matrices of all layers and the head. A forward costs 2 FLOPs each."""
         return self.layers * self.layer_products + self.vocab_size * self.hidden_size

@@ -115,7 +115,7 @@ class RunData:
         self.progress.note(file.read_as)
         await check_answers(file, problems, self.scorer.checker, self.config)
         long = await asyncio.to_thread(self.source.measure, problems)
-        left = without_long(file, problems, long, self.source.room)
+        left = without_long(file, problems, long, self.source.room_in_words)
         for line in file.warnings:
             self.progress.warning(line)
         return left
