@@ -27,7 +27,7 @@ CEILINGS = {
     "verify": 17_131,
     "environments": 2_887,
     "rollout": 5_110,
-    "trainer": 14_249,
+    "trainer": 14_252,
     "serve": 6_752,
     "dashboard": 1_891,
     "evaluation": 2_474,
@@ -40,7 +40,7 @@ CEILINGS = {
 """Most lines of each room. One rises only in a commit that lowers another by as much, so that their sum never rises; a
 commit that makes a room smaller lowers its ceiling. 0.1.0 raised it once, by 801 lines: a session from Python, TRL's
 rewards, the command `maestrale`, an engine's last words, threads that are measured. Models of many cards may raise it
-by 900; 160 are used: tables sharded by themselves, layers' inputs on the host, a head in float32."""
+by 900; 163 are used: tables sharded by themselves, layers' inputs on the host, a head in float32."""
 BUDGETS = {
     "product lines": sum(CEILINGS.values()),
     "training lines": sum(CEILINGS[room] for room in TRAINING),
