@@ -22,7 +22,7 @@ from rich.table import Table
 
 from shared import clean_text, settings_file
 from shared.config import Config
-from shared.errors import DataError, InputError, run_command
+from shared.errors import DataError, InputError, python, run_command
 from shared.metrics import read_rows, series
 from shared.progress import Progress
 from trainer import bottleneck
@@ -77,12 +77,6 @@ def next_command(config: Config) -> str:
     """The command that trains the same run for as many steps again."""
     setting = "sft.steps" if config.mode == "sft" else "steps"
     return f"{python()} -m trainer {config.run_dir / 'config.toml'} --{setting}={2 * max(config.last_version, 1)}"
-
-
-def python() -> Path:
-    """Path of this interpreter, relative to the current folder if it is inside."""
-    path, here = Path(sys.executable), Path.cwd()
-    return path.relative_to(here) if path.is_relative_to(here) else path
 
 
 # ---- table and samples -----------------------------------------------------------------------------------------
