@@ -21,6 +21,7 @@ import msgspec
 from environments.environment import ENVIRONMENTS, OPTIONS, Action, Environment, Observation, load_ready, made
 from environments.environment import call as run
 from shared.clean_text import clean
+from shared.errors import ConfigError
 from shared.launch.calls import call
 from shared.sections import RewardWeights
 from shared.served import Served, line_of

@@ -31,6 +31,7 @@ Pure but for one asyncio event.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Iterable
 from copy import copy, deepcopy
 
@@ -38,7 +39,7 @@ import msgspec
 
 from shared.errors import NoProgress, RunError
 from shared.sections import Rollout
-from shared.types import Completion, Group, Prompt, Reward
+from shared.types import Completion, Group, Prompt, Reward, Verdict
 from trainer.objectives.advantage import diverse
 from trainer.objectives.registry import objective_of
 from trainer.stages import Stages, StageState
@@ -88,6 +89,16 @@ def with_unfinished(state: LedgerState, partial: Iterable[Completion]) -> Ledger
 def _copy(group: Group) -> Group:
     """The group as it is now: its completions get log-probs of a teacher, rewards and texts later."""
     return Group(group.prompt, [copy(each) for each in group.completions], list(group.rewards), list(group.texts))
+
+
+def _why(group: Group) -> str:
+    """The reason why a group teaches nothing."""
+    verdicts = {reward.verdict for reward in group.rewards if reward is not None}
+    if any(completion.finish_reason == "abort" for completion in group.completions):
+        return "cut off"
+    if verdicts == {Verdict.CORRECT}:
+        return "all right"
+    return "all wrong" if verdicts and verdicts <= {Verdict.WRONG, Verdict.NO_ANSWER} else "all the same reward"
 
 
 class Ledger:
@@ -231,6 +242,12 @@ class Ledger:
                 "every group got the same reward: use easier or harder problems (data.train), a longer "
                 "rollout.max_completion_tokens, a larger rollout.group_size, or SFT"
             )
+
+    def filtered_text(self) -> str:
+        """How many groups without signal came since the last step, and why: "3 groups dropped (3 all wrong)"."""
+        why = Counter(_why(group) for group in self._filtered_since_step)
+        reasons = ", ".join(f"{count} {reason}" for reason, count in why.most_common())
+        return f"{why.total()} groups dropped ({reasons})" if why else ""
 
     # ---- training --------------------------------------------------------------------------------------------
 

@@ -226,6 +226,7 @@ class RunLogger:
             tokens_per_s=generated / max(elapsed, 1e-3),
             oldest_wait_s=self.engines.oldest_wait_s(),
             waiting=self.waiting,
+            filtered=ledger.filtered_text(),
             step=ledger.version + 1,
             steps=self.config.steps,
         )

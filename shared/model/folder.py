@@ -31,7 +31,7 @@ def load_config(folder: Path) -> dict[str, Any]:
 
 
 def newest_export(path: str) -> str:
-    """The path of a model as it was given; of a run's folder, its newest export. Raises ModelError where it has none."""
+    """A model's path as it was given, of a run's folder its newest export. Raises ModelError where it has none."""
     folder = Path(path).expanduser()
     if not path or (folder / "config.json").exists() or not (folder / "config.toml").is_file():
         return path

@@ -48,7 +48,7 @@ TOKENIZER_FILES = (
 
 
 def resolve(path_or_hub_id: str, setting: str = "model.path") -> Path:
-    """Folder of a model: the path itself, a run's newest export, or a Hub id ("owner/name") fetched into Hugging Face's cache.
+    """Folder of a model: the path itself, a run's newest export, or a Hub id ("owner/name") fetched into its cache.
 
     `setting` is named in errors. Raises ModelError when there is no such folder, or the Hub cannot give it (offline,
     unknown, not allowed).

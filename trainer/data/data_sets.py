@@ -21,8 +21,8 @@ HUB, PARQUET = "hub:", ".parquet"
 PROBE_S = 5.0
 """in this time the Hub must answer a first question"""
 OFFLINE = (
-    ". Without a network: name a .parquet or .jsonl file in its place, or fetch the set where there is one and copy the "
-    "folder ~/.cache/huggingface here (HF_HOME names another place)"
+    ". Without a network: name a .parquet or .jsonl file in its place, or load the set where there is one and copy its "
+    "cache here (~/.cache/huggingface, or where HF_HOME says)"
 )
 
 
