@@ -5,6 +5,7 @@ import hashlib
 import json
 import random
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -432,3 +433,15 @@ def test_every_id_has_a_token_even_for_one_language():
     tokenizer = tiny_model.train_tokenizer(quickstart.texts_of(Options(languages=["it"])))
     assert tokenizer.get_vocab_size() == tiny_model.VOCABULARY
     assert all(tokenizer.id_to_token(number) is not None for number in range(tiny_model.VOCABULARY))
+
+
+def test_pages_name_the_models_size_and_demonstrations_say_that_they_are_flawed(tmp_path):
+    prepare(tmp_path, {"problems": 8, "validation": 8}, seed=0)
+    folder = Path(quickstart.__file__).parent
+    table = tomllib.loads((folder / "settings.toml").read_text())["prepare"]["options"]
+    quickstart.make_tiny_model(tmp_path / "whole", Options.model_validate(table), 0)
+    size = f"{sum(each.numel() for each in load_model(tmp_path / 'whole').parameters()) / 1e6:.1f}"
+    assert f"A model of {size} million parameters" in (folder / "README.md").read_text()
+    assert f"({size} M parameters)" in (folder / "settings.toml").read_text()
+    rows = [json.loads(line) for line in (tmp_path / "demonstrations.jsonl").read_text().splitlines()]
+    assert {row["source"] for row in rows} == {quickstart.FLAWED}

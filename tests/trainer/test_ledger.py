@@ -480,3 +480,19 @@ def test_held_back_a_batch_waits_for_those_after_it_unless_the_stage_or_the_run_
         assert list(ledger.groups) == list(range(8)) and ledger.ready() == 7 and ledger.busy_slots == 8
 
     asyncio.run(work())
+
+
+def test_groups_that_are_dropped_are_counted_with_the_reason():
+    ledger = make_ledger(6, prompts_per_step=6)
+    wrong, right, broken = Verdict.WRONG, Verdict.CORRECT, Verdict.NO_ANSWER
+    assert ledger.filtered_text() == ""
+    for index, verdicts in enumerate(
+        ((wrong, wrong), (wrong, broken), (right, right), (right, wrong), (Verdict.OPEN,) * 2)
+    ):
+        for completion, verdict in zip(list(ledger.groups[index].completions), verdicts, strict=True):
+            ledger.receive(done := end(completion, [0]))
+            ledger.close(done, reward(0.5, verdict), "")
+    text = "5 groups dropped (2 all wrong, 2 all the same reward, 1 all right)"
+    assert ledger.filtered_text() == text
+    ledger.trained([])
+    assert ledger.filtered_text() == "", "of this step"
