@@ -77,14 +77,9 @@ class DeadlineExceeded(RunError):
     """A named wait took longer than its deadline."""
 
     def __init__(
-        self,
-        role: str,
-        phase: str,
-        peer: str,
-        deadline_s: float,
-        setting_s: float | None = None,
+        self, role: str, phase: str, peer: str, deadline_s: float, setting_s: float | None = None,
         setting: str = "the matching [deadlines] setting",
-    ):
+    ):  # fmt: skip
         """setting_s: seconds of the setting, if the deadline was derived from what such waits took. setting: its name;
         "" for a deadline that no setting changes."""
         self.role, self.phase, self.peer, self.deadline_s = role, phase, peer, deadline_s

@@ -226,17 +226,9 @@ class Progress:
 
     @harmless
     def batch(
-        self,
-        done: int,
-        needed: int,
-        in_flight: int,
-        tokens_per_s: float,
-        oldest_wait_s: float,
-        step: int,
-        steps: int,
-        waiting: int = 0,
-        filtered: str = "",
-    ) -> None:
+        self, done: int, needed: int, in_flight: int, tokens_per_s: float, oldest_wait_s: float, step: int, steps: int,
+        waiting: int = 0, filtered: str = "",
+    ) -> None:  # fmt: skip
         """Draw a step's bar: `done` of `needed` completions of the next batch, and how fast. To be called often.
         waiting: episodes that wait for their environment. filtered: about the groups that this step cannot use."""
         self.steps = steps

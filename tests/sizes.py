@@ -23,18 +23,18 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 CEILINGS = {
-    "shared": 11_628,
-    "verify": 17_131,
-    "environments": 2_887,
+    "shared": 11_607,
+    "verify": 17_134,
+    "environments": 2_886,
     "rollout": 5_086,
-    "trainer": 14_177,
-    "serve": 6_752,
+    "trainer": 14_156,
+    "serve": 6_742,
     "dashboard": 1_891,
     "evaluation": 2_474,
     "oversight": 1_869,
     "curate": 3_201,
     "lab": 3_154,
-    "examples": 2_616,
+    "examples": 2_608,
     "maestrale": 175,
 }
 """Most lines of each room. One rises only in a commit that lowers another by as much, so that their sum never rises; a
@@ -43,7 +43,7 @@ rewards, the command `maestrale`, an engine's last words, threads that are measu
 BUDGETS = {
     "product lines": sum(CEILINGS.values()),
     "training lines": sum(CEILINGS[room] for room in TRAINING),
-    "lines to read": 3_645,
+    "lines to read": 3_640,
     "files": 442,
     "settings": 98,
     "class names used twice": 0,

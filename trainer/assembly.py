@@ -29,39 +29,21 @@ from verify.scorer import RewardScorer
 
 
 def assemble(
-    config: Config,
-    ledger: Ledger,
-    engines: EngineClient,
-    trainers: TrainerClient,
-    scorer: RewardScorer,
-    episodes: Episodes,
-    source: DataSource,
-    progress: Progress,
-    origin: Origin,
-    *,
-    clock: PhaseTimer | None = None,
-    peers: Callable[[], list[Peer]] = list,
-    peak_flops: float = 0.0,
-    evaluator: Evaluator | None = None,
-    teacher: Teacher | None = None,
-    offline: OfflineGroups | None = None,
-) -> TrainingLoop:
+    config: Config, ledger: Ledger, engines: EngineClient, trainers: TrainerClient, scorer: RewardScorer,
+    episodes: Episodes, source: DataSource, progress: Progress, origin: Origin, *, clock: PhaseTimer | None = None,
+    peers: Callable[[], list[Peer]] = list, peak_flops: float = 0.0, evaluator: Evaluator | None = None,
+    teacher: Teacher | None = None, offline: OfflineGroups | None = None,
+) -> TrainingLoop:  # fmt: skip
     """The loop of a run with all that it works with. clock: with the times of the launch so far. peers: the ranks, for
     the metrics of memory. peak_flops: of a trainer's card, 0 where it is not known."""
     clock = clock or PhaseTimer()
     return TrainingLoop(
-        ledger=ledger,
-        engines=engines,
-        scorer=scorer,
-        episodes=episodes,
-        source=source,
-        learner=Learner(trainers, ledger, source, clock, teacher, offline),
-        clock=clock,
+        ledger=ledger, engines=engines, scorer=scorer, episodes=episodes, source=source,
+        learner=Learner(trainers, ledger, source, clock, teacher, offline), clock=clock,
         logger=RunLogger(clock, progress, engines, scorer, ledger, peers, peak_flops, source.prompt_format),
-        checkpointer=Checkpointer(config, ledger, engines, trainers, clock, progress, origin),
-        probe=source.probe(),
+        checkpointer=Checkpointer(config, ledger, engines, trainers, clock, progress, origin), probe=source.probe(),
         evaluator=evaluator,
-    )
+    )  # fmt: skip
 
 
 async def resumed(

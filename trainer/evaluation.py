@@ -115,13 +115,9 @@ class Evaluator:
     """Samples and verifies completions of its problems during training; several evaluations may be under way."""
 
     def __init__(
-        self,
-        engines: EngineClient,
-        scorer: RewardScorer,
-        source: DataSource,
-        problems: list[Problem],
+        self, engines: EngineClient, scorer: RewardScorer, source: DataSource, problems: list[Problem],
         episodes: Episodes | None = None,
-    ):
+    ):  # fmt: skip
         """episodes: needed where a problem has an environment."""
         self.engines, self.scorer, self.source, self.episodes = engines, scorer, source, episodes
         self.problems = problems
@@ -285,16 +281,12 @@ def summarise(temperature: float, problems: Sequence[Sequence[Sampled]]) -> Eval
     answers = [len(wrong_answers(one)) + any(map(right, one)) for one in problems if votes_on(one)]
     return Evaluation(
         **asdict(part_of(problems)) | mean_diversity([[sample.text for sample in samples] for samples in problems]),
-        temperature=temperature,
-        format=_share([(sample.reward.format or 0.0) > 0 for sample in _formed(problems)]),
+        temperature=temperature, format=_share([(sample.reward.format or 0.0) > 0 for sample in _formed(problems)]),
         reward=sum(sample.reward.total for sample in every) / len(every),
-        tokens=sum(sample.tokens for sample in every) / len(every),
-        completions=len(problems[0]),
-        answers=sum(answers) / len(answers) if answers else None,
-        parts=parts_of(problems),
-        info=info_of(problems),
+        tokens=sum(sample.tokens for sample in every) / len(every), completions=len(problems[0]),
+        answers=sum(answers) / len(answers) if answers else None, parts=parts_of(problems), info=info_of(problems),
         samples=[samples[0] for samples in problems[:SHOWN]],
-    )
+    )  # fmt: skip
 
 
 # ---- evaluations.jsonl -----------------------------------------------------------------------------------------------

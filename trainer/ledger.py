@@ -31,7 +31,6 @@ Pure but for one asyncio event.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable, Iterable
 from copy import copy, deepcopy
 
@@ -39,7 +38,7 @@ import msgspec
 
 from shared.errors import NoProgress, RunError
 from shared.sections import Rollout
-from shared.types import Completion, Group, Prompt, Reward, Verdict
+from shared.types import Completion, Group, Prompt, Reward
 from trainer.objectives.advantage import diverse
 from trainer.objectives.registry import objective_of
 from trainer.stages import Stages, StageState
@@ -91,16 +90,6 @@ def _copy(group: Group) -> Group:
     return Group(group.prompt, [copy(each) for each in group.completions], list(group.rewards), list(group.texts))
 
 
-def _why(group: Group) -> str:
-    """The reason why a group teaches nothing."""
-    verdicts = {reward.verdict for reward in group.rewards if reward is not None}
-    if any(completion.finish_reason == "abort" for completion in group.completions):
-        return "cut off"
-    if verdicts == {Verdict.CORRECT}:
-        return "all right"
-    return "all wrong" if verdicts and verdicts <= {Verdict.WRONG, Verdict.NO_ANSWER} else "all the same reward"
-
-
 class Ledger:
     """Slots, groups and their states. All waiting is inside `slot` and `take`; every change wakes the waiters."""
 
@@ -124,7 +113,7 @@ class Ledger:
         self._held: dict[int, int] = {}  # version -> slots that its release frees
         self.interrupted = False
         self._changed = asyncio.Event()
-        self._filtered_since_step: list[Group] = []
+        self.filtered_since_step: list[Group] = []
 
     @property
     def settings(self) -> Rollout:
@@ -229,25 +218,19 @@ class Ledger:
 
     def _filter(self, group: Group) -> None:
         del self.groups[group.prompt.index], self._taken_after[group.prompt.index]
-        self._filtered_since_step.append(group)
+        self.filtered_since_step.append(group)
         self.filtered += 1
         self.filtered_in_a_row += 1
         self.busy_slots -= 1
         if self.filtered_in_a_row >= self.PATIENCE_STEPS * self.settings.prompts_per_step:
             verdicts: dict[str, int] = {}
-            for reward in (r for g in self._filtered_since_step for r in g.rewards if r is not None):
+            for reward in (r for g in self.filtered_since_step for r in g.rewards if r is not None):
                 verdicts[reward.verdict.value] = verdicts.get(reward.verdict.value, 0) + 1
             raise NoProgress(
                 f"no trainable group in {self.filtered_in_a_row} attempts; verdicts: {verdicts}. All completions of "
                 "every group got the same reward: use easier or harder problems (data.train), a longer "
                 "rollout.max_completion_tokens, a larger rollout.group_size, or SFT"
             )
-
-    def filtered_text(self) -> str:
-        """How many groups without signal came since the last step, and why: "3 groups dropped (3 all wrong)"."""
-        why = Counter(_why(group) for group in self._filtered_since_step)
-        reasons = ", ".join(f"{count} {reason}" for reason, count in why.most_common())
-        return f"{why.total()} groups dropped ({reasons})" if why else ""
 
     # ---- training --------------------------------------------------------------------------------------------
 
@@ -315,7 +298,7 @@ class Ledger:
         self.version += 1
         self.trained_groups += len(groups)
         self._held[self.version] = len(groups)
-        filtered, self._filtered_since_step = self._filtered_since_step, []
+        filtered, self.filtered_since_step = self.filtered_since_step, []
         self._changed.set()
         return filtered
 
@@ -358,18 +341,10 @@ class Ledger:
         What engines have of unfinished completions is not in it: `with_unfinished` adds that.
         """
         return LedgerState(
-            self.version,
-            self.next_index,
-            self.started,
-            self.filtered,
-            self.filtered_in_a_row,
-            [_copy(group) for group in self.groups.values()],
-            list(self._taken_after.values()),
-            self.trained_groups,
-            deepcopy(self.stage),
-            self.teacher,
-            [_copy(group) for group in self._filtered_since_step],
-        )
+            self.version, self.next_index, self.started, self.filtered, self.filtered_in_a_row,
+            [_copy(group) for group in self.groups.values()], list(self._taken_after.values()), self.trained_groups,
+            deepcopy(self.stage), self.teacher, [_copy(group) for group in self.filtered_since_step],
+        )  # fmt: skip
 
     def restore(self, state: LedgerState) -> None:
         """Go on from a saved state. The engines hold `state.version` soon, so only open groups keep their slots. With
@@ -381,7 +356,7 @@ class Ledger:
         self.stages.enter(state.stage)
         self.groups = {group.prompt.index: group for group in state.groups}
         self._taken_after = dict(zip(self.groups, state.overtaken, strict=True))
-        self._filtered_since_step = list(state.filtered_since_step)
+        self.filtered_since_step = list(state.filtered_since_step)
         self._held.clear()
         self.busy_slots = len(self.groups)
         if state.teacher != self.teacher:

@@ -32,7 +32,7 @@ from trainer.objectives.registry import objective_of
 from trainer.schedule import learning_rate
 from trainer.step.batching import Learned
 from trainer.step.rank import Stepped
-from trainer.step_metrics import offline_metrics, rollout_metrics, speed_metrics, training_metrics
+from trainer.step_metrics import filtered_text, offline_metrics, rollout_metrics, speed_metrics, training_metrics
 from trainer.timing import IdleSeats, PhaseTimer
 from verify.scorer import RewardScorer
 
@@ -46,16 +46,9 @@ class RunLogger:
     """Writes metrics, rollouts and evaluations of a run and shows its progress; display never raises into training."""
 
     def __init__(
-        self,
-        clock: PhaseTimer,
-        progress: Progress,
-        engines: EngineClient,
-        scorer: RewardScorer,
-        ledger: Ledger,
-        peers: Callable[[], list[Peer]],
-        peak_flops: float = 0.0,
-        prompts: PromptFormat | None = None,
-    ):
+        self, clock: PhaseTimer, progress: Progress, engines: EngineClient, scorer: RewardScorer, ledger: Ledger,
+        peers: Callable[[], list[Peer]], peak_flops: float = 0.0, prompts: PromptFormat | None = None,
+    ):  # fmt: skip
         """peak_flops: of a trainer's card; 0 where it is not known. prompts: needed where problems have an
         environment."""
         self.clock, self.progress, self.peers, self.peak_flops = clock, progress, peers, peak_flops
@@ -90,14 +83,9 @@ class RunLogger:
         self.progress.note(change)
 
     def step(
-        self,
-        groups: list[Group],
-        staleness: list[int],
-        filtered: list[Group],
-        learned: Learned,
-        version: int,
+        self, groups: list[Group], staleness: list[int], filtered: list[Group], learned: Learned, version: int,
         offline: list[Group] | None = None,
-    ) -> dict[str, float]:
+    ) -> dict[str, float]:  # fmt: skip
         """Record that a batch was trained, which gave `version`. Returns its metrics."""
         account = self.clock.close_step()
         row = rollout_metrics(groups, staleness, filtered)
@@ -222,31 +210,22 @@ class RunLogger:
         self.progress.batch(
             done=sum(c.finish_reason is not None for group in ledger.groups.values() for c in group.completions),
             needed=ledger.settings.prompts_per_step * ledger.settings.group_size,
-            in_flight=sum(self.engines.live.values()),
-            tokens_per_s=generated / max(elapsed, 1e-3),
-            oldest_wait_s=self.engines.oldest_wait_s(),
-            waiting=self.waiting,
-            filtered=ledger.filtered_text(),
-            step=ledger.version + 1,
-            steps=self.config.steps,
-        )
+            in_flight=sum(self.engines.live.values()), tokens_per_s=generated / max(elapsed, 1e-3),
+            oldest_wait_s=self.engines.oldest_wait_s(), waiting=self.waiting,
+            filtered=filtered_text(ledger.filtered_since_step), step=ledger.version + 1, steps=self.config.steps,
+        )  # fmt: skip
 
     def _sync_metrics(self) -> dict[str, float]:
         report = self.last_sync
         if report is None:
             return {}
         return {
-            "sync/bytes": report.bytes,
-            "sync/write_s": report.write_s,
-            "sync/update_s": report.update_s,
-            "sync/total_s": report.total_s,
-            "sync/GB_per_s": report.bytes / 1e9 / max(report.write_s, 1e-9),
-            "sync/stall_ms": report.stall_s * 1000,
-            "sync/stall_steps": report.stall_steps,
-            "sync/logprob_diff_mean": report.logprob_diff_mean,
-            "sync/logprob_diff_max": report.logprob_diff_max,
+            "sync/bytes": report.bytes, "sync/write_s": report.write_s, "sync/update_s": report.update_s,
+            "sync/total_s": report.total_s, "sync/GB_per_s": report.bytes / 1e9 / max(report.write_s, 1e-9),
+            "sync/stall_ms": report.stall_s * 1000, "sync/stall_steps": report.stall_steps,
+            "sync/logprob_diff_mean": report.logprob_diff_mean, "sync/logprob_diff_max": report.logprob_diff_max,
             "sync/logprob_move_diff": report.logprob_move_diff,
-        }
+        }  # fmt: skip
 
     def sft(self, step: int, steps: int, learned: Learned, rate: float, tokens_per_s: float) -> None:
         """Record an SFT step that ended."""
@@ -300,11 +279,7 @@ def _is_whole(decode: Callable[[bytes], Any], line: bytes) -> bool:
 def check_folder(folder: Path) -> list[str]:
     """Check a folder before a resume: a line for each small file with damaged lines, which are left out from now on; a
     copy is kept. A last line that was cut by a kill is no damage. Raises ConfigError for a file that cannot be read."""
-    readers = {
-        "metrics.jsonl": decode_row,
-        FILE: lambda line: decode_json(line, EvaluationRecord),
-        STAGES: _stage_of,
-    }
+    readers = {"metrics.jsonl": decode_row, FILE: lambda line: decode_json(line, EvaluationRecord), STAGES: _stage_of}
     warnings = []
     for name, decode in readers.items():
         path = folder / name

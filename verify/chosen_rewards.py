@@ -191,7 +191,7 @@ def _of_files(settings: RewardWeights) -> dict[str, Member]:
             )
     host = host_of(tuple(map(str, files)))
     described = host.describe(settings)
-    where = [one.where for one in (*described.rewards, *described.verifiers)]
+    where = [*(one.where for one in described.rewards), *(one.where for one in described.verifiers)]
     for path in files:
         if not any(at.startswith(str(path)) for at in where):
             raise ConfigError(

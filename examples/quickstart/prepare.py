@@ -129,8 +129,12 @@ def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
     write_lines(
         folder / "demonstrations.jsonl",
         (
-            {"problem": one.text, "completion": _imitable(rng, one, chosen), "source": FLAWED}
-            | _request(getattr(one, "asked", ""))
+            {
+                "problem": one.text,
+                "completion": _imitable(rng, one, chosen),
+                "source": FLAWED,
+                **_request(getattr(one, "asked", "")),
+            }
             for one in train
             for _ in range(DEMONSTRATIONS_PER_PROBLEM)
         ),

@@ -25,6 +25,7 @@ from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict, Ve
 from trainer.checkpoint import ledger_file
 from trainer.ledger import Interrupted, Ledger, LedgerState, with_unfinished
 from trainer.stages import Stages
+from trainer.step_metrics import filtered_text
 
 PROBLEM = Problem("p", "1+1=?", "2")
 P = 4
@@ -482,17 +483,17 @@ def test_held_back_a_batch_waits_for_those_after_it_unless_the_stage_or_the_run_
     asyncio.run(work())
 
 
-def test_groups_that_are_dropped_are_counted_with_the_reason():
+def test_groups_that_are_thrown_away_are_counted_with_the_reason():
     ledger = make_ledger(6, prompts_per_step=6)
     wrong, right, broken = Verdict.WRONG, Verdict.CORRECT, Verdict.NO_ANSWER
-    assert ledger.filtered_text() == ""
+    assert filtered_text(ledger.filtered_since_step) == ""
     for index, verdicts in enumerate(
         ((wrong, wrong), (wrong, broken), (right, right), (right, wrong), (Verdict.OPEN,) * 2)
     ):
         for completion, verdict in zip(list(ledger.groups[index].completions), verdicts, strict=True):
             ledger.receive(done := end(completion, [0]))
             ledger.close(done, reward(0.5, verdict), "")
-    text = "5 groups dropped (2 all wrong, 2 all the same reward, 1 all right)"
-    assert ledger.filtered_text() == text
+    text = "5 groups thrown away (2 all wrong, 2 all the same reward, 1 all right)"
+    assert filtered_text(ledger.filtered_since_step) == text
     ledger.trained([])
-    assert ledger.filtered_text() == "", "of this step"
+    assert filtered_text(ledger.filtered_since_step) == "", "of this step"

@@ -180,7 +180,7 @@ def test_a_start_that_took_longer_than_the_steps_is_told_and_the_last_phase_wher
 
 def test_an_adapter_is_named_with_the_command_that_serves_it(run):
     config = run.model_copy(update={"model": run.model.model_copy(update={"path": "base"})})
-    assert "adapter" not in shown(config)[0]
+    assert "adapter:" not in shown(config)[0]
     for name in ("latest", "latest-adapter"):
         (run.run_dir / name).mkdir()
     folder = run.run_dir / "latest-adapter"

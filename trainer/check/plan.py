@@ -36,18 +36,11 @@ def plan_text(config: Config) -> str:
     room = list(room_lines(config, rows))
     parts = [
         "placement (all ranks on this machine; on several nodes the order of ranks is the same)",
-        *indent(placement_lines(config)),
-        "",
-        "derived",
-        *indent(derived_lines(config)),
-        "",
-        "read",
+        *indent(placement_lines(config)), "", "derived", *indent(derived_lines(config)), "", "read",
         *indent(f"{one.name:<14} {text}" for one in inspection.results.values() for text in one.texts),
-        *(["", "environments", *indent([*environment_lines(config, rows), *room[:1]])] if room else []),
-        "",
-        "memory",
+        *(["", "environments", *indent([*environment_lines(config, rows), *room[:1]])] if room else []), "", "memory",
         *indent(memory_lines(config, shape)),
-    ]
+    ]  # fmt: skip
     warnings = [warning for result in inspection.results.values() for warning in result.warnings]
     remarks = [*warnings, *remark_lines(config, shape), *room[1:]]
     if remarks:

@@ -84,15 +84,9 @@ def begin(run_dir: Path, version: int) -> Path:
 
 
 def finish(
-    partial: Path,
-    version: int,
-    files: Mapping[str, Written],
-    checksums: Mapping[str, Mapping[str, int]],
-    origin: Origin,
-    seconds: float,
-    keep: int,
-    protected: Collection[int] = (),
-) -> Path:
+    partial: Path, version: int, files: Mapping[str, Written], checksums: Mapping[str, Mapping[str, int]],
+    origin: Origin, seconds: float, keep: int, protected: Collection[int] = (),
+) -> Path:  # fmt: skip
     """Add checksums, origin and manifest, flush and rename; then remove all checkpoints but the newest `keep` and the
     versions `protected`. Returns the folder. Raises CheckpointError for a file that has another size than was written.
 
@@ -229,13 +223,9 @@ class Checkpointer:
             await asyncio.wait([self.writing, *background], return_when=asyncio.FIRST_COMPLETED)
 
     async def _write(
-        self,
-        partial: Path,
-        state: LedgerState,
-        unfinished: asyncio.Future[dict[str, Written]],
-        sums: list[dict[str, int]],
-        seconds: float,
-    ) -> None:
+        self, partial: Path, state: LedgerState, unfinished: asyncio.Future[dict[str, Written]],
+        sums: list[dict[str, int]], seconds: float,
+    ) -> None:  # fmt: skip
         config, world = self.config, len(sums)
         checksums = {f"trainer-{rank}-of-{world}.safetensors": found for rank, found in enumerate(sums)}
         ledger_work = asyncio.ensure_future(asyncio.to_thread(ledger_file.write, partial, state))

@@ -158,14 +158,10 @@ def gather_sources(config: Config) -> Sources:
         check_tokenizers(model_dir, teacher_dir)
     others = {setting: data_file(config, setting, value) for setting, value in values.items()}
     return Sources(
-        model_dir=model_dir,
-        train=train,
-        validation=others["data.validation"],
-        demonstrations=others["sft.demonstrations"],
-        general=others["sft.general"],
-        offline=offline_files(config),
+        model_dir=model_dir, train=train, validation=others["data.validation"],
+        demonstrations=others["sft.demonstrations"], general=others["sft.general"], offline=offline_files(config),
         teacher_dir=teacher_dir,
-    )
+    )  # fmt: skip
 
 
 def check_model(config: Config, model_dir: Path) -> None:

@@ -19,19 +19,10 @@ from collections.abc import Sequence
 from shared.model.config import DecoderConfig
 
 PEAKS = (
-    (r"B[23]00", 2250e12),
-    (r"H[12]00 NVL", 835e12),
-    (r"H100 PCIe", 756e12),
-    (r"H[128]00", 989e12),
-    (r"H20\b", 148e12),
-    (r"A[18]00", 312e12),
-    (r"L40S", 362e12),
-    (r"L4\b", 121e12),
-    (r"RTX A6000", 155e12),
-    (r"RTX 5090", 209e12),
-    (r"RTX 4090", 165e12),
-    (r"RTX 3090", 71e12),
-)
+    (r"B[23]00", 2250e12), (r"H[12]00 NVL", 835e12), (r"H100 PCIe", 756e12), (r"H[128]00", 989e12), (r"H20\b", 148e12),
+    (r"A[18]00", 312e12), (r"L40S", 362e12), (r"L4\b", 121e12), (r"RTX A6000", 155e12), (r"RTX 5090", 209e12),
+    (r"RTX 4090", 165e12), (r"RTX 3090", 71e12),
+)  # fmt: skip
 """(pattern of a card's name, FLOP/s of dense bfloat16 products summed in float32), of the vendor's data sheets"""
 
 
