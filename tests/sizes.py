@@ -27,7 +27,7 @@ CEILINGS = {
     "verify": 17_134,
     "environments": 2_886,
     "rollout": 5_086,
-    "trainer": 14_156,
+    "trainer": 14_153,
     "serve": 6_742,
     "dashboard": 1_891,
     "evaluation": 2_474,
