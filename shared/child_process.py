@@ -73,18 +73,10 @@ class Child:
     """A process that runs an object of one class. Belongs to one event loop."""
 
     def __init__(
-        self,
-        served: type[Served],
-        who: str,
-        then: str,
-        *,
-        files: Sequence[str] = (),
-        supervise: bool = True,
-        environment: dict[str, str] | None = None,
-        on_event: Callable[[Any], None] = lambda event: None,
-        on_end: Callable[[], None] = lambda: None,
-        memory_kind: str = "",
-    ):
+        self, served: type[Served], who: str, then: str, *, files: Sequence[str] = (), supervise: bool = True,
+        environment: dict[str, str] | None = None, on_event: Callable[[Any], None] = lambda event: None,
+        on_end: Callable[[], None] = lambda: None, memory_kind: str = "",
+    ):  # fmt: skip
         """served: what the process runs. who, then: for the line about its end, e.g. "a verifier process", "another
         takes its place". files: of the user's, among which the line that runs is looked for. supervise: what the
         process starts ends with it. environment: its variables, those of this process by default. on_event, on_end:

@@ -28,18 +28,9 @@ Item = TypeVar("Item")
 MAX_ROW_BYTES = 64 << 20
 """a longer line is an error: the tests of a programming problem may take some megabytes, no row takes more"""
 KEYS = (
-    "problem",
-    "answer",
-    "tests",
-    "domain",
-    "language",
-    "pass_rate",
-    "environment",
-    "checker",
-    "answer_form",
-    "prefix",
+    "problem", "answer", "tests", "domain", "language", "pass_rate", "environment", "checker", "answer_form", "prefix",
     "reasoning_language",
-)
+)  # fmt: skip
 """keys of a problem that change what it means; "id" and "source" only name it"""
 FIELDS = (*KEYS, "id", "source", "solution", "completion", "system")
 """fields for which data.columns may name a column"""
@@ -285,21 +276,13 @@ def problem_of(
     if pass_rate is not None and not known:
         raise DataError(f"{where}: pass_rate = {pass_rate!r} must be a number between 0 and 1")
     return Problem(
-        id=text_of(row, "id", where, where),
-        text=text_of(row, "problem", where),
+        id=text_of(row, "id", where, where), text=text_of(row, "problem", where),
         answer="" if tested and not checker else text_of(row, "answer", where, "" if tested or needless else None),
-        language=text_of(row, "language", where, "en"),
-        domain=domain,
-        source=text_of(row, "source", where, ""),
-        tests=row["tests"] if tested else None,
-        environment=text_of(row, "environment", where, ""),
-        pass_rate=None if pass_rate is None else float(pass_rate),
-        hidden=hidden,
-        checker=checker,
-        answer_form=form,
-        prefix=prefix,
-        reasoning_language=text_of(row, "reasoning_language", where, ""),
-    )
+        language=text_of(row, "language", where, "en"), domain=domain, source=text_of(row, "source", where, ""),
+        tests=row["tests"] if tested else None, environment=text_of(row, "environment", where, ""),
+        pass_rate=None if pass_rate is None else float(pass_rate), hidden=hidden, checker=checker, answer_form=form,
+        prefix=prefix, reasoning_language=text_of(row, "reasoning_language", where, ""),
+    )  # fmt: skip
 
 
 def spread(items: Sequence[Item], count: int) -> list[Item]:

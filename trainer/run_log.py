@@ -33,7 +33,7 @@ from trainer.objectives.registry import objective_of
 from trainer.schedule import learning_rate
 from trainer.step.batching import Learned
 from trainer.step.rank import Stepped
-from trainer.step_metrics import offline_metrics, rollout_metrics, speed_metrics, training_metrics
+from trainer.step_metrics import filtered_text, offline_metrics, rollout_metrics, speed_metrics, training_metrics
 from trainer.timing import IdleSeats, PhaseTimer
 from verify.scorer import RewardScorer
 
@@ -214,8 +214,8 @@ class RunLogger:
             done=sum(c.finish_reason is not None for group in ledger.groups.values() for c in group.completions),
             needed=ledger.settings.prompts_per_step * ledger.settings.group_size,
             in_flight=sum(self.engines.live.values()), tokens_per_s=generated / max(elapsed, 1e-3),
-            oldest_wait_s=self.engines.oldest_wait_s(), waiting=self.waiting, step=ledger.version + 1,
-            steps=self.config.steps,
+            oldest_wait_s=self.engines.oldest_wait_s(), waiting=self.waiting,
+            filtered=filtered_text(ledger.filtered_since_step), step=ledger.version + 1, steps=self.config.steps,
         )  # fmt: skip
 
     def _sync_metrics(self) -> dict[str, float]:
@@ -282,11 +282,7 @@ def _is_whole(decode: Callable[[bytes], Any], line: bytes) -> bool:
 def check_folder(folder: Path) -> list[str]:
     """Check a folder before a resume: a line for each small file with damaged lines, which are left out from now on; a
     copy is kept. A last line that was cut by a kill is no damage. Raises ConfigError for a file that cannot be read."""
-    readers = {
-        "metrics.jsonl": decode_row,
-        FILE: lambda line: decode_json(line, EvaluationRecord),
-        STAGES: _stage_of,
-    }
+    readers = {"metrics.jsonl": decode_row, FILE: lambda line: decode_json(line, EvaluationRecord), STAGES: _stage_of}
     warnings = []
     for name, decode in readers.items():
         path = folder / name

@@ -72,30 +72,15 @@ def _between_marks(completion: str) -> list[str]:
 
 
 def architecture(vocabulary: int, max_tokens: int) -> dict[str, Any]:
-    """Content of config.json: a Llama of about 0.8 M parameters with one key head and a tied embedding."""
+    """Content of config.json: a Llama of 0.9 M parameters with one key head and a tied embedding."""
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": vocabulary,
-        "hidden_size": 128,
-        "intermediate_size": 352,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 1,
-        "head_dim": 32,
-        "hidden_act": "silu",
-        "max_position_embeddings": max_tokens,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 10000.0,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
-        "initializer_range": 0.06,
-        "tie_word_embeddings": True,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "bos_token_id": None,
-        "eos_token_id": CONTROL.index(END),
-        "pad_token_id": CONTROL.index(PAD),
-    }
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": vocabulary, "hidden_size": 128,
+        "intermediate_size": 352, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 1,
+        "head_dim": 32, "hidden_act": "silu", "max_position_embeddings": max_tokens, "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "initializer_range": 0.06, "tie_word_embeddings": True, "attention_bias": False, "mlp_bias": False,
+        "bos_token_id": None, "eos_token_id": CONTROL.index(END), "pad_token_id": CONTROL.index(PAD),
+    }  # fmt: skip
 
 
 def build(

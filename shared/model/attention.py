@@ -106,15 +106,9 @@ class AttentionPlans:
         return self._found[key]
 
     def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float | None = None,
-        window: int | None = None,
-        cap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+        self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None, window: int | None = None,
+        cap: float | None = None, sinks: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """query [tokens, heads, head_dim], key [tokens, key_heads, head_dim], value [tokens, key_heads, value_dim] ->
         [tokens, heads, value_dim].
 

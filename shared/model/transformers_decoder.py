@@ -34,19 +34,10 @@ PACKED_LAYERS = {"full_attention", "sliding_attention"}
 
 
 def packed_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    dropout: float = 0.0,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    s_aux: Tensor | None = None,
-    plans: AttentionPlans | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+    scaling: float | None = None, dropout: float = 0.0, sliding_window: int | None = None, softcap: float | None = None,
+    s_aux: Tensor | None = None, plans: AttentionPlans | None = None, **_: Any,
+) -> tuple[Tensor, None]:  # fmt: skip
     """An attention function of transformers: query [1, heads, tokens, head_dim] -> [1, tokens, heads, value_dim].
 
     plans: of the batch, which `TransformersDecoder` gives to the model and its layers hand on. Raises ModelError where

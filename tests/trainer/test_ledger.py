@@ -25,6 +25,7 @@ from shared.types import Completion, Group, Problem, Prompt, Reward, Turn, Verdi
 from trainer.checkpoint import ledger_file
 from trainer.ledger import Interrupted, Ledger, LedgerState, with_unfinished
 from trainer.stages import Stages
+from trainer.step_metrics import filtered_text
 
 PROBLEM = Problem("p", "1+1=?", "2")
 P = 4
@@ -491,3 +492,19 @@ def test_held_back_a_batch_waits_for_those_after_it_unless_the_stage_or_the_run_
         assert list(ledger.groups) == list(range(8)) and ledger.ready() == 7 and ledger.busy_slots == 8
 
     asyncio.run(work())
+
+
+def test_groups_that_are_thrown_away_are_counted_with_the_reason():
+    ledger = make_ledger(6, prompts_per_step=6)
+    wrong, right, broken = Verdict.WRONG, Verdict.CORRECT, Verdict.NO_ANSWER
+    assert filtered_text(ledger.filtered_since_step) == ""
+    for index, verdicts in enumerate(
+        ((wrong, wrong), (wrong, broken), (right, right), (right, wrong), (Verdict.OPEN,) * 2)
+    ):
+        for completion, verdict in zip(list(ledger.groups[index].completions), verdicts, strict=True):
+            ledger.receive(done := end(completion, [0]))
+            ledger.close(done, reward(0.5, verdict), "")
+    text = "5 groups thrown away (2 all wrong, 2 all the same reward, 1 all right)"
+    assert filtered_text(ledger.filtered_since_step) == text
+    ledger.trained([])
+    assert filtered_text(ledger.filtered_since_step) == "", "of this step"

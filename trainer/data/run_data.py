@@ -59,14 +59,9 @@ class RunData:
     """The data of a run as it is used, with the verifiers and environments that it is read with."""
 
     def __init__(
-        self,
-        config: Config,
-        stages: Stages,
-        sources: Sources,
-        chat: Chat,
-        files: Sequence[ProblemFile],
+        self, config: Config, stages: Stages, sources: Sources, chat: Chat, files: Sequence[ProblemFile],
         progress: Progress,
-    ):
+    ):  # fmt: skip
         """files: of `read_files`. progress: gets warnings and notes."""
         self.config, self.sources, self.files, self.progress = config, sources, files, progress
         by_setting = {file.setting: file.problems for file in files}

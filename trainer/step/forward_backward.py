@@ -168,13 +168,9 @@ def check_needs(objective: Objective, auxiliary: AuxiliaryModels, micro_batches:
 
 
 def forward_backward(
-    decoder: LanguageModel,
-    micro_batches: Sequence[MicroBatch],
-    temperature: float,
-    objective: Objective | None,
-    auxiliary: AuxiliaryModels | None = None,
-    recomputation: Callable[[int], Recomputation] | None = None,
-) -> StepSums:
+    decoder: LanguageModel, micro_batches: Sequence[MicroBatch], temperature: float, objective: Objective | None,
+    auxiliary: AuxiliaryModels | None = None, recomputation: Callable[[int], Recomputation] | None = None,
+) -> StepSums:  # fmt: skip
     """Run all micro-batches; gradients add to those that exist, and are sums over ranks when the last one is done.
 
     objective: None to imitate. recomputation: that of a micro-batch of so many tokens; None: as the model is. Every
