@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -43,7 +44,7 @@ def main(arguments: list[str]) -> int:
         return print_error(error)
     clean_logs()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
-    print(f"starting {clean(app.state.server.name)} at {url_of(settings, address)}", file=sys.stderr)
+    announce(app.state.server, settings, address)
     try:
         DrainingServer(app, settings).run(sockets=[address])
     except InputError as error:
@@ -51,22 +52,17 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def url_of(settings: ServerSettings, listening: socket.socket) -> str:
-    """The address of a server for a client on this machine."""
+def announce(server: Server, settings: ServerSettings, listening: socket.socket) -> None:
+    """Say where a server starts, and once it is ready how to reach it from this machine, in lines to be copied."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
-
-
-def first_requests(settings: ServerSettings, url: str) -> str:
-    """How to reach a server that is ready, in lines that can be copied."""
+    url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
     key = "KEY" if settings.keys or os.environ.get(KEY_VARIABLE) else ""
-    header = f" -H 'Authorization: Bearer {key}'" if key else ""
+    header = "-H 'Content-Type: application/json'" + f" -H 'Authorization: Bearer {key}'" * bool(key)
     body = '{"messages": [{"role": "user", "content": "What is 2 + 3?"}]}'
-    return (
-        f"chat page: {url}/\n"
-        f"curl {url}/v1/chat/completions -H 'Content-Type: application/json'{header} -d '{body}'\n"
-        f'OpenAI(base_url="{url}/v1", api_key="{key or "none"}")'
-    )
+    lines = f"chat page: {url}/\ncurl {url}/v1/chat/completions {header} -d '{body}'\n" \
+            f'OpenAI(base_url="{url}/v1", api_key="{key or "none"}")'  # fmt: skip
+    print(f"starting {clean(server.name)} at {url}", file=sys.stderr)
+    server.on_ready = partial(print, lines, file=sys.stderr)
 
 
 class DrainingServer(uvicorn.Server):
@@ -76,16 +72,12 @@ class DrainingServer(uvicorn.Server):
     def __init__(self, app: FastAPI, settings: ServerSettings):
         super().__init__(uvicorn_config(app, settings.host, settings.port, timeout_graceful_shutdown=5))
         self._server: Server = app.state.server
-        self._settings = settings
         self._server.on_failure = lambda: setattr(self, "should_exit", True)
         self._draining: asyncio.Task[None] | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Serve at sockets that listen, until a signal. Raises what the engine's start failed of."""
         self._loop = asyncio.get_running_loop()
-        for listening in sockets or []:
-            lines = first_requests(self._settings, url_of(self._settings, listening))
-            self._server.on_ready = lambda lines=lines: print(lines, file=sys.stderr)
         await super().serve(sockets)
         if self._server.failure is not None:
             raise self._server.failure

@@ -2,9 +2,9 @@
 
     POST /v1/chat/completions 200 532 ms 31+120 tokens req_8d5e...
 
-The response, its errors and the log name the id. Each request but `PROBES` is one line. The log never contains text of prompts
-or responses, or keys. HEAD is answered as GET, without the body. Labels of metrics have few values by construction:
-route templates, languages that have phrases, names of keys.
+The response, its errors and the log name the id. Each request but `PROBES` is one line. The log never contains text of
+prompts or responses, or keys. HEAD is answered as GET, without the body. Labels of metrics have few values by
+construction: route templates, languages that have phrases, names of keys.
 """
 
 from __future__ import annotations

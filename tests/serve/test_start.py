@@ -172,7 +172,8 @@ def starting(model_folder):
     with take_address("127.0.0.1", 0) as address, ThreadPoolExecutor(1) as pool:
         port = address.getsockname()[1]
         settings = ServerSettings(model=str(model_folder), port=port)
-        server = DrainingServer(create_app(settings, engine), settings)
+        server = DrainingServer(app := create_app(settings, engine), settings)
+        command.announce(app.state.server, settings, address)
         end = pool.submit(server.run, sockets=[address])
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             assert client.get("/ready").status_code == 503
@@ -201,11 +202,15 @@ def test_a_server_answers_while_its_engine_starts(starting, capsys):
     ("0.0.0.0", "http://127.0.0.1:"), ("::", "http://[::1]:"), ("::1", "http://[::1]:"),
     ("localhost", "http://localhost:"),
 ])  # fmt: skip
-def test_the_address_that_is_told_is_one_that_can_be_opened(host, url):
-    given = ServerSettings(host=host, keys="keys.json")
+def test_the_address_that_is_told_is_one_that_can_be_opened(host, url, capsys):
+    server = SimpleNamespace(name="tiny")
     with take_address(host, 0) as listening:
-        assert command.url_of(given, listening) == f"{url}{listening.getsockname()[1]}"
-        assert "-H 'Authorization: Bearer KEY' -d" in command.first_requests(given, "http://localhost:1")
+        command.announce(server, ServerSettings(host=host, keys="keys.json"), listening)  # type: ignore[arg-type]
+        assert capsys.readouterr().err == f"starting tiny at {url}{listening.getsockname()[1]}\n"
+        server.on_ready()
+    page, curl, openai_client = capsys.readouterr().err.splitlines()
+    assert all(url in line for line in (page, curl, openai_client))
+    assert "-H 'Authorization: Bearer KEY' -d" in curl and 'api_key="KEY"' in openai_client
 
 
 def test_a_signal_ends_a_server_whose_engine_starts(starting):

@@ -72,7 +72,7 @@ def test_a_prompt_that_is_too_long_says_what_fills_it(serve, body, parts, repair
     """Tools and a form stand in the system prompt, which a client does not see."""
     served = serve("x", max_tokens=20, system_prompt="Think first.")
     error = served.ask(**body).json()["error"]
-    wanted = rf"the prompt has (\d+) tokens \({parts}\), the model's context 20: {repair}, or take a model with a longer "
+    wanted = rf"the prompt has (\d+) tokens \({parts}\), the model's context 20: {repair}, or take a model with a"
     found = re.match(wanted, error["message"])
     assert error["code"] == "context_length_exceeded" and found, error["message"]
     assert sum(map(int, re.findall(r"\d+", found[0])[1:-1])) <= int(found[1])
