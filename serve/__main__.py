@@ -7,7 +7,6 @@ import logging
 import os
 import socket
 import sys
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -62,7 +61,7 @@ def announce(server: Server, settings: ServerSettings, listening: socket.socket)
     lines = f"chat page: {url}/\ncurl {url}/v1/chat/completions {header} -d '{body}'\n" \
             f'OpenAI(base_url="{url}/v1", api_key="{key or "none"}")'  # fmt: skip
     print(f"starting {clean(server.name)} at {url}", file=sys.stderr)
-    server.on_ready = partial(print, lines, file=sys.stderr)
+    server.on_ready = lambda: print(lines, file=sys.stderr)
 
 
 class DrainingServer(uvicorn.Server):

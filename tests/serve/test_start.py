@@ -181,7 +181,7 @@ def starting(model_folder):
         server.should_exit = True
 
 
-def test_a_server_answers_while_its_engine_starts(starting, capsys):
+def test_a_server_answers_while_its_engine_starts(capsys, starting):
     client = starting.client
     assert client.get("/health").status_code == 200
     reply = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
@@ -190,7 +190,12 @@ def test_a_server_answers_while_its_engine_starts(starting, capsys):
     assert "curl" not in capsys.readouterr().err
     starting.engine.go.set()
     eventually(lambda: client.get("/ready").is_success)
-    page, curl, openai_client = capsys.readouterr().err.splitlines()[-3:]
+    told: list[str] = []
+    eventually(lambda: told.append(capsys.readouterr().err) or "OpenAI(" in "".join(told))  # a moment after it is ready
+    lines = "".join(told).splitlines()
+    page, curl, openai_client = (
+        next(line for line in lines if line.startswith(word)) for word in ("chat page", "curl", "OpenAI")
+    )
     assert page == f"chat page: {str(client.base_url).rstrip('/')}/" and client.get("/").is_success
     run = subprocess.run(shlex.split(curl), capture_output=True, text=True, timeout=60)
     assert json.loads(run.stdout)["choices"][0]["message"]["content"] == "x", run
