@@ -28,7 +28,7 @@ CEILINGS = {
     "environments": 2_887,
     "rollout": 5_086,
     "trainer": 14_177,
-    "serve": 6_752,
+    "serve": 6_751,
     "dashboard": 1_889,
     "evaluation": 2_473,
     "oversight": 1_869,
