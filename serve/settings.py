@@ -159,8 +159,6 @@ def load(arguments: list[str] | None = None, **values: Any) -> ServerSettings:
     if arguments and not arguments[0].startswith("-"):
         arguments = ["--model", *arguments]
     try:
-        if arguments is None:
-            return ServerSettings(**values)
         return ServerSettings(_cli_parse_args=arguments, **values)
     except ValidationError as error:
         raise mistakes(error) from error

@@ -23,18 +23,18 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 CEILINGS = {
-    "shared": 11_660,
-    "verify": 17_131,
-    "environments": 2_887,
+    "shared": 11_657,
+    "verify": 17_104,
+    "environments": 2_886,
     "rollout": 5_110,
-    "trainer": 14_252,
-    "serve": 6_752,
-    "dashboard": 1_891,
-    "evaluation": 2_474,
+    "trainer": 14_293,
+    "serve": 6_741,
+    "dashboard": 1_889,
+    "evaluation": 2_473,
     "oversight": 1_869,
     "curate": 3_201,
     "lab": 3_176,
-    "examples": 2_616,
+    "examples": 2_608,
     "maestrale": 175,
 }
 """Most lines of each room. One rises only in a commit that lowers another by as much, so that their sum never rises; a
@@ -44,7 +44,7 @@ by 900; 163 are used: tables sharded by themselves, layers' inputs on the host, 
 BUDGETS = {
     "product lines": sum(CEILINGS.values()),
     "training lines": sum(CEILINGS[room] for room in TRAINING),
-    "lines to read": 3_647,
+    "lines to read": 3_643,
     "files": 442,
     "settings": 98,
     "class names used twice": 0,

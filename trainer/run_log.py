@@ -100,16 +100,12 @@ class RunLogger:
         if "entropy_target" in (objective := objective_of(self.config).in_force):
             row["clip/bound"] = objective["clip_high"]
         row |= self._sync_metrics()
-        generated = self.engines.generated_tokens - self.generated_before
-        self.generated_before = self.engines.generated_tokens
-        row |= {
+        row |= self._sampling_metrics(account["step"], version) | {
             "time/step_s": account["step"], "time/wait_batch_s": account.get("a full batch", 0.0),
             "time/train_s": sum(account.get(phase, 0.0) for phase in TRAINING),
             "time/wait_sync_s": account.get("previous weight update", 0.0) + account.get("weight update", 0.0),
             "time/checkpoint_s": account.get("checkpoint", 0.0), "time/total_s": self.clock.total_s,
-            "tokens/generated_per_s": (sampled := generated / account["step"]),
             "tokens/trained_per_s": (trained := learned.sums.tokens / account["step"]),
-            "tokens/generated_per_s_per_device": sampled / self.config.engine_gpus,
             "tokens/trained_per_s_per_device": trained / self.config.placement.trainers,
             "engine/restarts": self.engines.restarts, "messages/refused": refused.total,
         }  # fmt: skip
@@ -129,6 +125,15 @@ class RunLogger:
             self.clips_rounding = True
             self.progress.warning(line)
         return row
+
+    def _sampling_metrics(self, step_s: float, version: int) -> dict[str, float]:
+        """Speed of sampling in a step; none of a last step whose completions were all there when it began."""
+        before, self.generated_before = self.generated_before, self.engines.generated_tokens
+        sampled = (self.generated_before - before) / step_s
+        if not sampled and version == self.config.steps:
+            return {}
+        by_device = sampled / self.config.engine_gpus
+        return {"tokens/generated_per_s": sampled, "tokens/generated_per_s_per_device": by_device}
 
     def _tell_failures(self) -> None:
         """Warn of completions that the verifiers could not grade, where there is something new to report."""
@@ -219,8 +224,7 @@ class RunLogger:
         )  # fmt: skip
 
     def _sync_metrics(self) -> dict[str, float]:
-        report = self.last_sync
-        if report is None:
+        if (report := self.last_sync) is None:
             return {}
         return {
             "sync/bytes": report.bytes, "sync/write_s": report.write_s, "sync/update_s": report.update_s,
@@ -236,12 +240,8 @@ class RunLogger:
         row = speed_metrics(learned.sums, learned.stepped, trainers, self.peak_flops)
         memory = self._memory_metrics(learned.stepped)
         row |= {name.removeprefix("memory/"): value for name, value in memory.items() if "trainer" in name}
-        row |= {
-            "loss": loss,
-            "lr": rate,
-            "tokens_per_s": tokens_per_s,
-            "tokens_per_s_per_device": tokens_per_s / trainers,
-        }
+        row |= {"loss": loss, "lr": rate, "tokens_per_s": tokens_per_s,
+                "tokens_per_s_per_device": tokens_per_s / trainers}  # fmt: skip
         self._write(step, {f"sft/{name}": value for name, value in row.items()})
         self.progress.sft(step, steps, loss, tokens_per_s)
 
