@@ -167,6 +167,7 @@ $(VENV)/.installed-%: pyproject.toml overrides-cpu.txt | $(VENV)/bin/uv
 			-r locks/$(firstword $(subst -, ,$*)).txt; \
 	fi; \
 	$(VENV)/bin/uv pip install --quiet --python $(VENV)/bin/python "$${options[@]}" -e ".[$${extras//-/,}]"
+	@echo 'installed maestrale in $(VENV). Next: $(VENV)/bin/maestrale train quickstart (or make train), $(VENV)/bin/maestrale --help'
 	@touch $@ $(VENV)/.installed-$(firstword $(subst -, ,$*))
 
 # other people's programs that the tests of the server run, unmodified; they need versions of one package that exclude

@@ -90,13 +90,14 @@ class RunFolder:
         return tuple(numbers)
 
     def summary(self) -> dict[str, Any]:
-        """A line of the list of runs, from the ends of its files."""
+        """A line of the list of runs, from the ends of its files. step_s: mean of the last 20 steps."""
         path = self.folder / "metrics.jsonl"
         rows = list(rows_of(last_lines(path)))
         train = [row for row in rows if row.get("kind", "train") == "train"]
         last = train[-1] if train else rows[-1] if rows else {}
         accuracy = [value for row in train if (value := number(row.get("accuracy"))) is not None]
         reward = [value for row in train if (value := number(row.get("reward/mean"))) is not None]
+        seconds = [value for row in train[-20:] if (value := number(row.get("time/step_s"))) is not None]
         settings = self.settings()
         kind = last.get("kind", "train")
         total = settings.get("sft.steps" if kind == "sft" or settings.get("mode") == "sft" else "steps")
@@ -104,7 +105,7 @@ class RunFolder:
             "name": self.name, "kind": kind if isinstance(kind, str) else "train", "step": number(last.get("step")),
             "steps": number(total), "reward": reward[-1] if reward else None,
             "accuracy": accuracy[-1] if accuracy else None, "evaluated": self._before_after(),
-            "step_s": number(last.get("time/step_s")),
+            "step_s": sum(seconds) / len(seconds) if seconds else None,
             "total_s": number(last.get("time/total_s")), "written": self._written(), **self._state(last),
         }  # fmt: skip
 
@@ -231,11 +232,8 @@ class RunFolder:
         keep &= (x >= low) if low is not None else True
         keep &= (x <= high) if high is not None else True
         x, values = thin(x[keep], [value[keep] for value in values], points)
-        return {
-            "kind": kind,
-            "x": x.tolist(),
-            "values": dict(zip(names, (one.tolist() for one in values), strict=True)),
-        }
+        listed = dict(zip(names, (one.tolist() for one in values), strict=True))
+        return {"kind": kind, "x": x.tolist(), "values": listed}
 
     def evaluations(self) -> list[dict[str, Any]]:
         """Its evaluations without their samples, with the places of these in the file."""

@@ -23,7 +23,7 @@ from dashboard.growing_file import GrowingFile, lines_of, open_plain
 from dashboard.run_folder import RunFolder, is_run, number
 from dashboard.trackers import TRACKERS, Rows, TrackedRun, Tracker
 from shared.clean_text import clean
-from shared.errors import ConfigError, RunError, run_command
+from shared.errors import ConfigError, NotInstalled, RunError, run_command
 from shared.json_reader import decode_json
 from shared.launch.deaths import ENDING
 from shared.metrics import decode_row
@@ -159,7 +159,7 @@ def follow(run: RunFolder, name: str) -> int:
                 raise
             follower.close(state == "finished")
         except ImportError as error:
-            raise ConfigError(f"{error}: `pip install {name}`") from error
+            raise NotInstalled(name, f"{error}: ") from error
         except Exception as error:
             raise RunError(f"{name}: {type(error).__name__}: {error}") from error
     return follower.refused

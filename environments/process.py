@@ -21,6 +21,7 @@ import msgspec
 from environments.environment import ENVIRONMENTS, OPTIONS, Action, Environment, Observation, load_ready, made
 from environments.environment import call as run
 from shared.clean_text import clean
+from shared.errors import ConfigError
 from shared.launch.calls import call
 from shared.sections import RewardWeights
 from shared.served import Served, line_of
@@ -95,6 +96,10 @@ class EnvironmentProcess(Served):
         load_ready()
         for file in files:
             run_file(Path(file), "environment.plugins")
+        homes = {kind.home for kind in ENVIRONMENTS.values()}
+        if empty := [file for file in files if file not in homes]:
+            wanted = 'write @environment("NAME") above a class of it'
+            raise ConfigError(f"environment.plugins: {empty[0]} was read, and registers no environment: {wanted}")
         kinds = [kind for kind in ENVIRONMENTS.values() if kind.home in files]
         for kind in kinds:
             checked_options(OPTIONS, kind.name, kind.make.Options, options.get(kind.name, {}))

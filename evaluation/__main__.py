@@ -20,7 +20,7 @@ from evaluation.client import EvaluationClient, weights_of
 from evaluation.grading import ResponseGrader
 from evaluation.results import Json, summarise
 from evaluation.runner import SampleRunner, jobs_of
-from evaluation.samples import LAUNCHES, EvaluationFolder, identify
+from evaluation.samples import LAUNCHES, EvaluationFolder, identify, label
 from evaluation.settings import EvaluationSettings, load
 from evaluation.tasks import Benchmark, read_benchmarks
 from shared.atomic_write import write_whole
@@ -32,6 +32,8 @@ from verify.answer_checker import AnswerChecker, worker_count
 from verify.code.runner import ProgramVerifier
 
 RESULTS, SUMMARY, REPORT = "results.json", "summary.md", "report.html"
+FLIPPED = 20
+"""largest number of flipped problems that the terminal lists in each direction"""
 
 
 async def choose_model(settings: EvaluationSettings, client: EvaluationClient) -> dict[str, Any]:
@@ -75,7 +77,7 @@ async def evaluate(settings: EvaluationSettings) -> tuple[Path, Json | None]:
                 print(await programs.start(), file=sys.stderr)
             weights = await weights_of(client, model["id"])
             identity = identify(settings, model["id"], weights, benchmarks)
-            out = Path(settings.out or f"runs/evaluations/{re.sub(r'[^A-Za-z0-9_-]+', '_', model['id'])}")
+            out = Path(settings.out or f"runs/evaluations/{re.sub(r'[^A-Za-z0-9_-]+', '_', label(identity))}")
             with EvaluationFolder(
                 out, identity, [task for benchmark in benchmarks for task in benchmark.tasks]
             ) as folder:
@@ -134,12 +136,34 @@ def show(console: Console, results: Json) -> None:
         console.print(f"warning: {line}", style="yellow", markup=False, soft_wrap=True)
 
 
+def compare(settings: EvaluationSettings, console: Console) -> int:
+    """Compare the two folders of the settings; with --out, compare.json, compare.md and compare.html go there."""
+    if len(paths := settings.benchmarks) != 2:
+        given, missing = ", ".join(paths) or "none", " and ".join(("BEFORE", "AFTER")[len(paths) :]) or "nothing"
+        raise ConfigError(f"--compare BEFORE AFTER takes two folders of evaluations: given {given}, missing {missing}")
+    comparison = tables.compare(*(tables.read_run(Path(path)) for path in paths))
+    names = (f"{path} = {label(comparison[when])}" for path, when in zip(paths, ("before", "after"), strict=True))
+    table = tables.difference_table(f"{' -> '.join(names)} (*: the interval does not hold 0)", comparison)
+    console.print(table.rich())
+    for line in tables.comparison_lines(comparison, FLIPPED):
+        console.print(line, markup=False, soft_wrap=True)
+    for line in comparison["warnings"]:
+        console.print(f"warning: not the same in both: {line}", style="yellow", markup=False, soft_wrap=True)
+    if settings.out:
+        (out := Path(settings.out)).mkdir(parents=True, exist_ok=True)
+        write_whole(out / "compare.json", json.dumps(comparison, indent=1, sort_keys=True) + "\n")
+        write_whole(out / "compare.md", tables.comparison_markdown(table, comparison))
+        write_whole(out / "compare.html", report.render_comparison(table, comparison))
+        console.print(f"{out}: compare.json, compare.md, compare.html", markup=False, soft_wrap=True)
+    return 0
+
+
 def run(settings: EvaluationSettings) -> int:
     """Everything after the settings; returns the exit code. Raises MaestraleError."""
     console = CleanConsole()
     console.width = max(console.width, tables.WIDTH)
     if settings.compare:
-        return tables.show_comparison(settings, console)
+        return compare(settings, console)
     began = time.monotonic()
     folder, results = asyncio.run(evaluate(settings))
     if results is None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from evaluation import tables
 from evaluation.results import Json
-from evaluation.samples import SampleKey, SampleRecord
+from evaluation.samples import SampleKey, SampleRecord, label
 from evaluation.tables import percent
 from evaluation.tasks import Benchmark, BenchmarkTask
 from shared.clean_text import clean
@@ -42,18 +42,38 @@ def render(results: Json, benchmarks: list[Benchmark], records: dict[SampleKey, 
         if (record := records.get(SampleKey(benchmark.name, task.problem.id, sample))) is not None
     ]
     shown = spread(chosen, SHOWN)
+    return _page(
+        "report.html", label(results), _figures(results, [record for _, record in chosen]),
+        shown=f"{len(shown)} of {len(chosen)} samples are in this file, evenly chosen; all are in samples.jsonl.",
+        samples=embed([_sample(task, record) for task, record in shown]),
+    )  # fmt: skip
+
+
+def render_comparison(table: tables.ResultTable, comparison: Json) -> str:
+    """Return the HTML of the page about two evaluations."""
+    parts = [table.html()]
+    parts += [_warning(f"not the same in both: {line}") for line in comparison["warnings"]]
+    for when in ("before", "after"):
+        rows = [(name, one[when], one[when], one[when]) for name, one in comparison["benchmarks"].items()]
+        parts.append(plot_bars(f"pass@1 {when}: {label(comparison[when])}", rows))
+    parts += [f"<p>{escape(clean(line))}</p>" for line in tables.comparison_lines(comparison)]
+    return _page("compare.html", table.title, "\n".join(parts))
+
+
+def _page(template: str, title: str, figures: str, **more: str) -> str:
+    """Fill a template: its style and script are the only ones that its policy allows."""
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     policy = (
         f"default-src 'none'; style-src '{hash_source(style)}'; script-src '{hash_source(script)}'; base-uri 'none'; "
         "form-action 'none'"
     )
-    weights = f", weights: {results['weights']}" if results["weights"] else ""
-    return Template((HERE / "report.html").read_text(encoding="utf-8")).substitute(
-        policy=escape(policy), style=style, script=script, title=escape(clean(f"{results['model']}{weights}")),
-        figures=_figures(results, [record for _, record in chosen]),
-        shown=f"{len(shown)} of {len(chosen)} samples are in this file, evenly chosen; all are in samples.jsonl.",
-        samples=embed([_sample(task, record) for task, record in shown]),
-    )  # fmt: skip
+    return Template((HERE / template).read_text(encoding="utf-8")).substitute(
+        policy=escape(policy), style=style, script=script, title=escape(clean(title)), figures=figures, **more
+    )
+
+
+def _warning(line: str) -> str:
+    return f'<p class="warning">{escape(clean(line))}</p>'
 
 
 def embed(value: Any) -> str:
@@ -64,7 +84,7 @@ def embed(value: Any) -> str:
 def _figures(results: Json, records: list[SampleRecord]) -> str:
     """Return the HTML of the tables and plots."""
     parts = [tables.score_table(results).html()]
-    parts += [f'<p class="warning">{escape(clean(line))}</p>' for line in tables.warning_lines(results)]
+    parts += map(_warning, tables.warning_lines(results))
     parts.append(plot_scores(results))
     if (instructions := tables.instruction_table(results)) is not None:
         parts.append(instructions.html())

@@ -1,13 +1,6 @@
 """Computes results.json from samples. The same samples give the same bytes, in whatever order they were drawn.
 
-pass@k, maj@k   means over problems (shared/statistics.py); maj@k for answers only: programs and calls do not vote
-interval        95 % interval of pass@1, problems resampled
-truncated       share of the responses that were cut at their token limit
-unextracted     share that were not cut and contain nothing to grade: no box, no program, no calls
-missed          share that are unextracted but seem to contain the right answer outside of the box
-ungraded        share on which the verifier failed; counted as wrong
-refused         share that the server refused for their language (status 422); counted as wrong
-errors          share of the samples without a response; these are in no other figure
+docs/evaluation.md defines the figures ("Figures").
 """
 
 from __future__ import annotations
@@ -229,35 +222,27 @@ def left_out_of(records: Iterable[SampleRecord]) -> dict[str, float]:
 
 def warnings_of(rates: Json, benchmark: Benchmark, left_out: Mapping[str, float]) -> list[str]:
     """Return warnings that a reader of the score needs."""
+    renamed = "max_tokens" if "max_completion_tokens" not in left_out else ""
     warnings = [
         f"{share:.1%} of the responses are to requests without {name}: it was refused, or omitted"
-        + (
-            ", and max_completion_tokens sent"
-            if name == "max_tokens" and "max_completion_tokens" not in left_out
-            else ""
-        )
+        + ", and max_completion_tokens sent" * (name == renamed)
         for name, share in left_out.items()
     ]
     if rates["errors"]:
         warnings.append(f"{rates['errors']:.1%} of the samples have no response; the same command asks for them again")
     if not rates["problems"]:
         return warnings
-    if rates["truncated"]:
-        warnings.append(
-            f"{rates['truncated']:.1%} of the responses were cut (max_tokens = {benchmark.sampling.max_tokens}, or the "
-            "model's context): with a higher limit the score may be higher"
-        )
-    if rates["unextracted"] > 0.1:
-        warnings.append(f"{rates['unextracted']:.1%} of the responses hold nothing that could be judged")
-    if rates["missed"]:
-        warnings.append(
-            f"{rates['missed']:.1%} of the responses seem to hold the answer, but not in the form asked for"
-        )
-    if rates["refused"]:
-        warnings.append(f"{rates['refused']:.1%} of the responses were refused for their language; they count as wrong")
-    if rates["ungraded"]:
-        warnings.append(f"{rates['ungraded']:.1%} of the responses could not be graded (verifier); they count as wrong")
-    return warnings
+    texts = {
+        "truncated": f"were cut (max_tokens = {benchmark.sampling.max_tokens}, or the model's context): with a higher "
+                     "limit the score may be higher",
+        "unextracted": "hold nothing that could be judged",
+        "missed": "seem to hold the answer, but not in the form asked for",
+        "refused": "were refused for their language; they count as wrong",
+        "ungraded": "could not be graded (verifier); they count as wrong",
+    }  # fmt: skip
+    least = {"unextracted": 0.1}
+    found = [name for name in texts if rates[name] > least.get(name, 0)]
+    return warnings + [f"{rates[name]:.1%} of the responses {texts[name]}" for name in found]
 
 
 def mean(values: Iterable[float]) -> float | None:

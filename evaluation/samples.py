@@ -149,6 +149,12 @@ def identify(settings: EvaluationSettings, model: str, weights: str, benchmarks:
     return {"format": FORMAT, "model": model, "weights": weights, **common, "benchmarks": sampled}
 
 
+def label(identity: Mapping[str, Any]) -> str:
+    """Return the model with its weights, which tell evaluations apart: "quickstart, step 56"."""
+    model, weights = str(identity["model"]), str(identity["weights"])
+    return weights if weights.startswith(f"{model}, ") else ", ".join(filter(None, (model, weights)))
+
+
 def settings_mark(identity: dict[str, Any], benchmark: str) -> str:
     """Return a fingerprint of the settings that change the responses of a benchmark."""
     return fingerprint(json.dumps({**identity, "benchmarks": identity["benchmarks"][benchmark]}, sort_keys=True))
@@ -202,7 +208,9 @@ def read_identity(path: Path) -> dict[str, Any]:
     """Read the settings that the samples of a folder have in common. Raises ConfigError, DataError."""
     file = path / EVALUATION
     if not file.is_file():
-        raise ConfigError(f"{path} is no evaluation: there is no {EVALUATION} in it")
+        near = ", ".join(sorted(str(one.parent) for one in path.parent.glob(f"*/{EVALUATION}"))) or "none"
+        what = f"there is no {EVALUATION} in it" if path.is_dir() else "there is no such folder"
+        raise ConfigError(f"{path} is no evaluation: {what}; evaluations in {path.parent}: {near}")
     try:
         identity = dict(parse_json(file.read_text(encoding="utf-8")))
         version, benchmarks = identity.get("format", 1), identity["benchmarks"]

@@ -26,7 +26,7 @@ class EvaluationSettings(BaseSettings):
     python -m evaluation.download aime24 mgsm
     python -m evaluation aime24 mgsm --url http://127.0.0.1:8000/v1
 
-    python -m evaluation --compare runs/evaluations/before runs/evaluations/after
+    python -m evaluation --compare runs/evaluations/NAME_step_0 runs/evaluations/NAME_step_100
 
     Benchmarks: gsm8k math500 aime24 mgsm mbpp humaneval humaneval_cpp ifeval function_call, or a JSONL file of your
     own. Ctrl-C stops; the same command goes on where it was. A key of the server is read from the environment variable
@@ -48,7 +48,8 @@ class EvaluationSettings(BaseSettings):
     model: str = ""
     """name that the server gives it; empty for the only one that it serves"""
     out: str = ""
-    """folder of records and results; empty for runs/evaluations/MODEL. Samples that are there are not asked again"""
+    """folder of records and results; empty for runs/evaluations/MODEL, of our server MODEL_step_N. Samples that are
+    there are not asked again"""
     data: str = "data"
     """folder with the files of the named benchmarks; python -m evaluation.download makes them"""
     preset: Preset = "magistral"

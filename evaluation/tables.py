@@ -7,7 +7,6 @@ samples crosses one half.
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from html import escape as escape_html
@@ -16,15 +15,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from evaluation.results import Json, left_out_of
-from evaluation.samples import COMMON, SampleRecord, read_identity, read_samples
-from evaluation.settings import EvaluationSettings
+from evaluation.samples import COMMON, SampleRecord, label, read_identity, read_samples
 from evaluation.tasks import BenchmarkSampling
-from shared.atomic_write import write_whole
 from shared.clean_text import clean
 from shared.errors import ConfigError
 from shared.journal import differences
@@ -95,7 +91,7 @@ def score_table(results: Json) -> ResultTable:
         rows += [_score_row(f"  {part.partition('/')[2]}", one, samples) for part, one in figures["parts"].items()]
     head = ["benchmark, %", "problems", "pass@1 (95 %)", "pass@k (k)", "maj@k (k)", "cut", "nothing to judge", "errors",
             "tokens"]  # fmt: skip
-    return ResultTable(f"{results['model']} {results['weights']}".strip(), head, rows)
+    return ResultTable(label(results), head, rows)
 
 
 def _score_row(name: str, figures: Json, samples: int) -> list[str]:
@@ -177,10 +173,8 @@ def warning_lines(results: Json) -> list[str]:
 
 def markdown(results: Json) -> str:
     """Return the contents of summary.md."""
-    weights = f", weights: {results['weights']}" if results["weights"] else ""
-    title = in_markdown(results["model"] + weights)
     parts = [
-        f"# Evaluation of {title}\n\npass@1 is the mean over problems, its interval resamples "
+        f"# Evaluation of {in_markdown(label(results))}\n\npass@1 is the mean over problems, its interval resamples "
         "problems; definitions: docs/evaluation.md.\n",
         score_table(results).markdown(),
     ]
@@ -193,9 +187,6 @@ def markdown(results: Json) -> str:
 
 
 # ---- two evaluations ------------------------------------------------------------------------------------------------
-
-FLIPPED = 20
-"""largest number of flipped problems that the terminal lists in each direction"""
 
 
 class EvaluationRun(NamedTuple):
@@ -240,7 +231,9 @@ def compare(before: EvaluationRun, after: EvaluationRun) -> Json:
         if both:
             benchmarks[name] = _differ([_share(first[id]) for id in both], [_share(second[id]) for id in both], both)
     if not benchmarks:
-        raise ConfigError("the two evaluations have no problem in common: give two of the same benchmarks")
+        sets = " and ".join(", ".join(sorted(run.problems)) or "none" for run in (before, after))
+        raise ConfigError(f"the two evaluations have no problem in common (they have {sets}): give two of the same "
+                          "benchmarks")  # fmt: skip
     return {"before": before.identity, "after": after.identity, "benchmarks": benchmarks, "warnings": warnings}
 
 
@@ -267,7 +260,7 @@ def difference_table(title: str, comparison: Json) -> ResultTable:
     rows = [
         [name, str(one["problems"]), percent(one["before"]), percent(one["after"]),
          f"{100 * one['difference']:+.1f} ({' to '.join(f'{100 * bound:+.1f}' for bound in one['interval'])})"
-         + (" *" if is_clear(one) else ""),
+         + " *" * (min(one["interval"]) > 0 or max(one["interval"]) < 0),
          str(len(one["now_right"])), str(len(one["now_wrong"]))]
         for name, one in comparison["benchmarks"].items()
     ]  # fmt: skip
@@ -275,47 +268,19 @@ def difference_table(title: str, comparison: Json) -> ResultTable:
     return ResultTable(title, head, rows)
 
 
-def is_clear(difference: Json) -> bool:
-    """Whether the interval of a difference excludes 0."""
-    low, high = difference["interval"]
-    return bool(low > 0 or high < 0)
-
-
-def show_comparison(settings: EvaluationSettings, console: Console) -> int:
-    """Compare the two folders of the settings; with --out, compare.json and compare.md are written there."""
-    if len(settings.benchmarks) != 2:
-        raise ConfigError("--compare takes the folders of two evaluations: --compare BEFORE AFTER")
-    comparison = compare(*(read_run(Path(path)) for path in settings.benchmarks))
-    names = [
-        " ".join(filter(None, (path, "=", comparison[when]["model"], comparison[when]["weights"])))
-        for path, when in zip(settings.benchmarks, ("before", "after"), strict=True)
-    ]
-    table = difference_table(f"{' -> '.join(names)} (*: the interval does not hold 0)", comparison)
-    console.print(table.rich())
+def comparison_lines(comparison: Json, most: int | None = None) -> list[str]:
+    """Return which problems of each benchmark flipped, at most so many of each kind."""
+    lines = []
     for name, difference in comparison["benchmarks"].items():
         for words in ("now_right", "now_wrong"):
             if ids := difference[words]:
-                more = f" and {len(ids) - FLIPPED} more" if len(ids) > FLIPPED else ""
-                text = f"{name}, {words.replace('_', ' ')}: {', '.join(ids[:FLIPPED])}{more}"
-                console.print(text, markup=False, soft_wrap=True)
-    for line in comparison["warnings"]:
-        console.print(f"warning: not the same in both: {line}", style="yellow", markup=False, soft_wrap=True)
-    if settings.out:
-        write_comparison(Path(settings.out), table, comparison)
-        console.print(f"{settings.out}: compare.json, compare.md", markup=False, soft_wrap=True)
-    return 0
+                more = f" and {len(ids) - most} more" if most and len(ids) > most else ""
+                lines.append(f"{name}, {words.replace('_', ' ')}: {', '.join(ids[:most])}{more}")
+    return lines
 
 
-def write_comparison(folder: Path, table: ResultTable, comparison: Json) -> None:
-    """Write compare.json and compare.md."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lists = [
-        f"- {in_markdown(name)}, {words.replace('_', ' ')}: {in_markdown(', '.join(one[words]))}\n"
-        for name, one in comparison["benchmarks"].items()
-        for words in ("now_right", "now_wrong")
-        if one[words]
-    ]
-    warnings = [f"- **not the same in both: {in_markdown(line)}**\n" for line in comparison["warnings"]]
-    text = f"# {in_markdown(table.title)}\n\n{table.markdown()}\n{''.join(warnings)}{''.join(lists)}"
-    write_whole(folder / "compare.json", json.dumps(comparison, indent=1, sort_keys=True) + "\n")
-    write_whole(folder / "compare.md", text)
+def comparison_markdown(table: ResultTable, comparison: Json) -> str:
+    """Return the contents of compare.md."""
+    lines = [f"- **not the same in both: {in_markdown(line)}**\n" for line in comparison["warnings"]]
+    lines += [f"- {in_markdown(line)}\n" for line in comparison_lines(comparison)]
+    return f"# {in_markdown(table.title)}\n\n{table.markdown()}\n{''.join(lines)}"

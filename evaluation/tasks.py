@@ -129,11 +129,7 @@ def read_benchmark(name: str, settings: EvaluationSettings) -> Benchmark:
 
 
 def choose_sampling(settings: EvaluationSettings, name: str, kind: Kind) -> BenchmarkSampling:
-    """Return the preset's sampling of a benchmark, overridden by the settings.
-
-    paper: Magistral (2506.10910): temperature 0.7, top-p 1.0 for mathematics and 0.95 for programs, 40k
-    tokens for AIME and 32k else, 64 samples for AIME and 16 for programs; values for other benchmarks are ours.
-    """
+    """Return the preset's sampling of a benchmark (docs/evaluation.md), overridden by the settings."""
     aime = name.startswith("aime")
     samples = 1 if settings.preset == "quick" else 64 if aime else 16 if kind == "program" else 1
     preset = {

@@ -107,6 +107,8 @@ def build_vllm_config(
     settings, sleeps = config.rollout, config.placement.colocate == "turns" and device.type == "cuda"
     cache_bytes = settings.cache_bytes or cache_bytes
     more: dict[str, Any] = {"enable_sleep_mode": True} if sleeps else {}
+    if config.model.dtype != "float32":  # rounded logits are 2.5 times as far from the trainers'
+        more["hf_overrides"] = {"head_dtype": "float32"}
     if config.sends_adapters:
         from rollout.weights.adapters import engine_arguments
 
@@ -146,9 +148,8 @@ def adapted_layers(config: Config, model_dir: str) -> list[str]:
 
 def own_gpu_share(config: Config, model_dir: str, total_bytes: int) -> float:
     """Share of a GPU's memory for the engine that has it for itself: GPU_SHARE less what a weight update takes."""
-    shape = read_shape(load_config(Path(model_dir)))
     dtype: torch.dtype = getattr(torch, config.model.dtype)
-    largest = shape.vocab_size * shape.hidden_size * dtype.itemsize
+    largest = read_shape(load_config(Path(model_dir))).largest_tensor * dtype.itemsize
     return GPU_SHARE - (TRANSFER_TENSORS * largest + TRANSFER_BYTES) / total_bytes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from serve.keys import KEY_VARIABLE
 from serve.settings import ServerSettings, load
 from shared.clean_text import clean, clean_logs
 from shared.errors import InputError, print_error, run_command
@@ -41,13 +43,25 @@ def main(arguments: list[str]) -> int:
         return print_error(error)
     clean_logs()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
-    port = address.getsockname()[1]
-    print(f"starting {clean(app.state.server.name)} at http://{settings.host}:{port}", file=sys.stderr)
+    announce(app.state.server, settings, address)
     try:
         DrainingServer(app, settings).run(sockets=[address])
     except InputError as error:
         return print_error(error)
     return 0
+
+
+def announce(server: Server, settings: ServerSettings, listening: socket.socket) -> None:
+    """Say where a server starts, and once it is ready how to reach it from this machine, in lines to be copied."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)
+    url = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+    key = "KEY" if settings.keys or os.environ.get(KEY_VARIABLE) else ""
+    header = "-H 'Content-Type: application/json'" + f" -H 'Authorization: Bearer {key}'" * bool(key)
+    body = '{"messages": [{"role": "user", "content": "What is 2 + 3?"}]}'
+    lines = f"chat page: {url}/\ncurl {url}/v1/chat/completions {header} -d '{body}'\n" \
+            f'OpenAI(base_url="{url}/v1", api_key="{key or "none"}")'  # fmt: skip
+    print(f"starting {clean(server.name)} at {url}", file=sys.stderr)
+    server.on_ready = lambda: print(lines, file=sys.stderr)
 
 
 class DrainingServer(uvicorn.Server):

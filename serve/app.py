@@ -96,7 +96,6 @@ def create_app(settings: ServerSettings | None = None, engine: ServingEngine | N
         app.include_router(router)
     add_models(app, server)
     add_health(app, server)
-    add_metrics(app, server)
     return app
 
 
@@ -148,7 +147,7 @@ def add_models(app: FastAPI, server: Server) -> None:
 
 
 def add_health(app: FastAPI, server: Server) -> None:
-    """Add the endpoints for liveness, readiness and version."""
+    """Add the endpoints for liveness, readiness, version, and for Prometheus."""
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -166,10 +165,6 @@ def add_health(app: FastAPI, server: Server) -> None:
         names = {"version": version("maestrale"), "model": server.name, "weights": server.engine.version}
         adapters = {name: version_of(str(served.folder)) for name, served in server.adapters.items()}
         return {**names, "adapters": adapters} if adapters else names
-
-
-def add_metrics(app: FastAPI, server: Server) -> None:
-    """Add the endpoint for Prometheus."""
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics(client: MetricsClient) -> PlainTextResponse:

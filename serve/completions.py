@@ -30,6 +30,8 @@ from serve.streams import STREAMED, EventStream, Json, merge, until_disconnect
 router = APIRouter()
 MOST_PROMPT_CANDIDATES = 1_000_000
 """log-probs of prompts in one response; each takes 200 bytes of memory"""
+MOST_PIECES = 4
+"""tokens that one letter can have: its bytes"""
 Text = Annotated[str, Field(min_length=1)]
 
 
@@ -96,10 +98,6 @@ class CompletionRequest(StreamedRequest):
         if isinstance(self.prompt[0], int):
             return [self.prompt]
         return self.prompt
-
-
-MOST_PIECES = 4
-"""tokens that one letter can have: its bytes"""
 
 
 class TokenPlaces:
@@ -305,11 +303,9 @@ def logprobs(raw: RawCompletion, sampled: list[list[Candidate]], echo: bool) -> 
 
 def prompt_logprobs(tokens: Sequence[list[Candidate]]) -> list[dict[int, Json] | None]:
     """Return [prompt_tokens] log-probs in the form of vLLM's server: by token id, None for the first token."""
-    tables = [
-        {token.token_id: {"logprob": token.logprob, "decoded_token": token.text} for token in ranked}
-        for ranked in tokens
-    ]
-    return [None, *tables]
+    objects = ([(token.token_id, {"logprob": token.logprob, "decoded_token": token.text}) for token in ranked]
+               for ranked in tokens)  # fmt: skip
+    return [None, *map(dict, objects)]
 
 
 def usage(choices: Sequence[RawCompletion]) -> Json:

@@ -22,8 +22,7 @@ FIELD = re.compile(r"[A-Za-z0-9_]{1,64}")
 TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     405: "invalid_request_error", 408: "timeout_error", 413: "invalid_request_error", 415: "invalid_request_error",
-    422: "invalid_request_error",
-    429: "rate_limit_error", 500: "server_error", 503: "overloaded_error",
+    422: "invalid_request_error", 429: "rate_limit_error", 500: "server_error", 503: "overloaded_error",
 }  # fmt: skip
 
 

@@ -101,12 +101,8 @@ def allow(scope: KeyScope) -> Callable[[Request], Awaitable[Client]]:
 ChatClient = Annotated[Client, Depends(allow("chat"))]
 RawClient = Annotated[Client, Depends(allow("raw"))]
 MetricsClient = Annotated[Client, Depends(allow("metrics"))]
-
-
 HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 """the beginning of the JSON escape of one half of a surrogate pair"""
-
-
 JSON_TYPE = re.compile(r"application/([\w.-]+\+)?json", re.IGNORECASE)
 
 
@@ -164,12 +160,10 @@ class BodyLimitMiddleware:
             if scope["method"] == "POST":
                 check_characters(body)
                 check_type(Headers(scope=scope))
-        except TimeoutError:
-            error = ApiError(408, f"the body did not arrive within {self.deadline_s:g} s", code="body_too_slow")
-            await respond(error, {"Connection": "close"})(scope, receive, send)
-            return
-        except ApiError as error:
-            await respond(error, {"Connection": "close"})(scope, receive, send)
+        except (TimeoutError, ApiError) as error:
+            late = ApiError(408, f"the body did not arrive within {self.deadline_s:g} s", code="body_too_slow")
+            refusal = error if isinstance(error, ApiError) else late
+            await respond(refusal, {"Connection": "close"})(scope, receive, send)
             return
         given = False
 
@@ -192,7 +186,8 @@ class BodyLimitMiddleware:
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > self.most_bytes:
-                too_large = f"the body has more than {self.most_bytes} bytes: shorten it"
-                raise ApiError(413, too_large, code="body_too_large")
+                raise ApiError(
+                    413, f"the body has more than {self.most_bytes} bytes: shorten it", code="body_too_large"
+                )
             if not message.get("more_body", False):
                 return b"".join(parts)

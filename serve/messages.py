@@ -29,15 +29,12 @@ class ThinkingPart(RequestPart):
     thinking: str | Items[TextPart]
 
 
-TEXT_PARTS = ("text", "input_text", "output_text")
-
-
 def read_part(value: Any) -> Any:
     """Return the part. Raises PydanticCustomError if it holds no text."""
     if not isinstance(value, dict):
         raise PydanticCustomError("part", "a part of a content is an object: give type and text")
     kind = value.get("type")
-    if kind in (*TEXT_PARTS, "thinking"):
+    if kind in ("text", "input_text", "output_text", "thinking"):
         return value
     if not isinstance(kind, str):
         raise PydanticCustomError("part", 'type is missing: give "type": "text"')

@@ -2,9 +2,9 @@
 
     POST /v1/chat/completions 200 532 ms 31+120 tokens req_8d5e...
 
-The response, its errors and the log name the id, and each request is one line. The log never contains text of prompts
-or responses, or keys. HEAD is answered as GET, without the body. Labels of metrics have few values by construction:
-route templates, languages that have phrases, names of keys.
+The response, its errors and the log name the id. Each request but `PROBES` is one line. The log never contains text of
+prompts or responses, or keys. HEAD is answered as GET, without the body. Labels of metrics have few values by
+construction: route templates, languages that have phrases, names of keys.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ WAITS_S = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000)
 GIVEN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/+=-]{0,127}")
 """form of the ids that clients may choose"""
 MOST_PATH = 200
+PROBES = ("/health", "/ready")
+"""asked again and again by whoever waits for a server: no lines in the log"""
 log = logging.getLogger("serve")
 access = logging.getLogger("serve.access")
 
@@ -111,7 +113,7 @@ class RequestMiddleware:
     """ASGI middleware, the outermost one, that gives requests their ids, counts and times them, and logs them."""
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics, lines: bool):
-        """lines: whether to log one line per request."""
+        """lines: whether to log one line per request but `PROBES`."""
         self.app, self.metrics, self.lines = app, metrics, lines
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -144,7 +146,7 @@ class RequestMiddleware:
         finally:
             took_s = time.perf_counter() - start
             self.metrics.count_request(scope, status or 499, took_s, first_s)
-            if self.lines:
+            if self.lines and scope["path"] not in PROBES:
                 path = scope.get("raw_path", b"").decode("ascii", "replace")[:MOST_PATH]
                 access.info(
                     "%s %s %d %d ms %d+%d tokens %s", method, path, status or 499, round(1000 * took_s),

@@ -102,21 +102,19 @@ Input = Annotated[
 ]
 
 
-class FunctionTool(RequestPart):
-    """A tool that may be called."""
-
-    type: Literal["function"]
-    name: Name
-    description: str | None = None
-    parameters: Schema | None = None
-    strict: bool | None = None
-
-
 class NamedFunctionTool(RequestPart):
     """The one tool that must be called."""
 
     type: Literal["function"]
     name: Name
+
+
+class FunctionTool(NamedFunctionTool):
+    """A tool that may be called."""
+
+    description: str | None = None
+    parameters: Schema | None = None
+    strict: bool | None = None
 
 
 class Reasoning(RequestBody):

@@ -26,6 +26,7 @@ from serve.schemas import ChatRequest, GenerationRequest
 from serve.settings import ServerSettings
 from serve.system_prompts import PromptRenderer
 from serve.tools import describe_form
+from shared.chat import joined
 from shared.errors import ModelError
 from shared.tool_calls import ParsedCall
 
@@ -34,6 +35,7 @@ RESTARTS_IN_A_ROW = 5
 EFFORTS = {"none": 0.0, "minimal": 0.02, "low": 0.1, "medium": 0.3, "high": 0.6}
 """reasoning_effort -> share of the model's context that reasoning may take; higher efforts have no bound"""
 MOST_CALLS = 32
+LONGER = "or take a model with a longer context"
 LANGUAGE_HEADER = "x-reasoning-language"
 TEMPLATE_EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 """reasoning_effort -> the argument of that name of chat templates that read one (gpt-oss)"""
@@ -89,6 +91,8 @@ class Server:
         """the error with which the engine failed to start, if it did"""
         self.on_failure: Callable[[], None] | None = None
         """what ends a server that answers while the engine starts; None: it answers when the engine has started"""
+        self.on_ready: Callable[[], None] = lambda: None
+        """called when requests can be answered for the first time"""
         self.admitted = 0
         """number of completions that are admitted and have not ended"""
         self.live: dict[str, tuple[Client, dict[int, Response]]] = {}
@@ -118,6 +122,7 @@ class Server:
             if prompts.warning and self.settings.reasoning_language != OFF:
                 log.warning("%s: %s", name, prompts.warning)
         log.info("%s is ready", self.name)
+        self.on_ready()
         self._watch = asyncio.create_task(self._keep_alive(), name="engine watch")
 
     async def _keep_alive(self) -> None:
@@ -196,10 +201,8 @@ class Server:
     def check_size(self, characters: int, param: str) -> None:
         """Raises ApiError for a text that cannot fit the context, before it is tokenised."""
         if characters > self.max_tokens * self.prompts.longest:
-            raise ApiError(
-                400, f"{characters} characters do not fit the model's context of {self.max_tokens} tokens: shorten it",
-                code="context_length_exceeded", param=param,
-            )  # fmt: skip
+            message = f"{characters} characters do not fit the model's context of {self.max_tokens} tokens: "
+            raise ApiError(400, f"{message}shorten it, {LONGER}", code="context_length_exceeded", param=param)
 
     def check_tokens(self, token_ids: Collection[int], param: str, field: str = "") -> None:
         """Raises ApiError for a token id that is not in the model's vocabulary. field: put before the message."""
@@ -209,10 +212,12 @@ class Server:
             raise ApiError(400, message, code="unknown_token", param=param)
 
     def sampling(
-        self, body: GenerationRequest, limits: Mapping[str, int | None], prompt_ids: Sequence[int], prompt: str
-    ) -> SamplingParameters:
+        self, body: GenerationRequest, limits: Mapping[str, int | None], prompt_ids: Sequence[int], prompt: str,
+        code: str = "",
+    ) -> SamplingParameters:  # fmt: skip
         """Return how to sample a completion of a prompt, and count the prompt's tokens. limits: the fields that bound
-        its tokens, of which the last one given counts; prompt: the prompt's field. Raises ApiError."""
+        its tokens, of which the last one given counts; prompt: the prompt's field; code: language of a chat's
+        reasoning. Raises ApiError."""
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             self.check_tokens(getattr(body, name) or [], name, f"{name}: ")
         for name, limit in limits.items():
@@ -222,10 +227,9 @@ class Server:
                 raise ApiError(400, message, code="invalid_value", param=name)
         room = self.max_tokens - len(prompt_ids)
         if room < 1:
-            raise ApiError(
-                400, f"the prompt has {len(prompt_ids)} tokens, the model's context {self.max_tokens}: shorten it",
-                code="context_length_exceeded", param=prompt,
-            )  # fmt: skip
+            parts, repair = self._parts(body, code) if isinstance(body, ChatRequest) else ("", "shorten it")
+            message = f"the prompt has {len(prompt_ids)} tokens{parts}, the model's context {self.max_tokens}: "
+            raise ApiError(400, f"{message}{repair}, {LONGER}", code="context_length_exceeded", param=prompt)
         most = min([limit for limit in limits.values() if limit is not None][-1:] + [room])
         if body.min_tokens > most:
             message = f"min_tokens = {body.min_tokens} is more than the {most} tokens that this completion may have"
@@ -233,6 +237,16 @@ class Server:
         self.metrics.count_tokens(len(prompt_ids), 0, 0)
         sampling = body.sampling(self.settings.temperature, self.settings.top_p, most)
         return replace(sampling, adapter=body.model) if body.model in self.adapters else sampling
+
+    def _parts(self, body: ChatRequest, code: str) -> tuple[str, str]:
+        """What fills a prompt beside its turns, with its tokens, and what the client can do about it."""
+        chat, form = (prompts := self.prompts_of(body.model)).chat, describe_form(body.offered, body.constraint)
+        theirs = [message.text for message in body.messages if message.role in ("system", "developer")]
+        what, repair = ("tools", "give fewer tools") if body.offered else ("response_format", "give a smaller schema")
+        asked = form.text.replace("{given}", form.given) if form else ""
+        texts = {what: asked, "system prompt": joined(prompts.system_prompt(code), *theirs)}
+        parts = ", ".join(f"{name} {len(chat.encode(text))}" for name, text in texts.items() if text)
+        return f" ({parts})" * bool(parts), repair if form else "shorten it"
 
     def render(
         self, body: ChatRequest, request: Request, client: Client, prompt: str = "messages"
@@ -277,7 +291,7 @@ class Server:
         if choice.code and enforcement == "constrain" and self.prompts_of(body.model).tags.channels:
             message = "constrain is not for models that write in channels: give prompt, prefill, retry or strict"
             raise ApiError(400, message, code="unsupported_value", param="reasoning_language_enforcement")
-        sampling = self.sampling(body, limits, prompt_ids, prompt)
+        sampling = self.sampling(body, limits, prompt_ids, prompt, choice.code)
         sampling = replace(sampling, logprobs=body.top_logprobs if body.logprobs else None, constraint=constraint)
         budget = body.thinking_token_budget
         if budget is None and (share := EFFORTS.get(body.reasoning_effort or "")) is not None:

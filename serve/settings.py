@@ -16,6 +16,7 @@ from serve.keys import KEY_VARIABLE
 from serve.reasoning import ReasoningFormat
 from serve.reasoning_language import Enforcement, LanguageTag
 from shared.errors import ConfigError
+from shared.model.folder import ModelPath
 
 PREFIX = "MAESTRALE_"
 FILE_VARIABLE = f"{PREFIX}CONFIG"
@@ -32,7 +33,7 @@ class ServerSettings(BaseSettings):
         cli_prog_name="python -m serve", cli_hide_none_type=True, cli_avoid_json=True,
     )  # fmt: skip
 
-    model: str = ""
+    model: ModelPath = ""
     """folder of the model (safetensors), or of a run, whose newest export is taken, e.g. runs/quickstart; `--model` may
     be left out where it is the first word"""
     name: str = ""
@@ -107,17 +108,6 @@ class ServerSettings(BaseSettings):
         refuse_server_tools(values)
         return values
 
-    @field_validator("model")
-    @classmethod
-    def take_run(cls, value: str) -> str:
-        """Take the newest export of a run's folder. Raises ValueError where it has none."""
-        folder = Path(value)
-        if not value or (folder / "config.json").exists() or not (folder / "config.toml").is_file():
-            return value
-        if not (folder / "latest").is_dir():
-            raise ValueError(f"{value} is the folder of a run that has exported no model: train it to its end first")
-        return str(folder / "latest")
-
     @field_validator("origins")
     @classmethod
     def read_origins(cls, value: str) -> str:
@@ -169,8 +159,6 @@ def load(arguments: list[str] | None = None, **values: Any) -> ServerSettings:
     if arguments and not arguments[0].startswith("-"):
         arguments = ["--model", *arguments]
     try:
-        if arguments is None:
-            return ServerSettings(**values)
         return ServerSettings(_cli_parse_args=arguments, **values)
     except ValidationError as error:
         raise mistakes(error) from error

@@ -42,6 +42,12 @@ CPU_CACHE_BYTES = 1 << 30
 LOAD_DEADLINE_S = 600.0
 START_DEADLINE_S = 1800.0
 """long enough to read the largest models from slow disks; another start may take ten times as long as those before"""
+UNCHANGED = (
+    *("max_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
+    *("repetition_penalty", "logit_bias", "allowed_token_ids", "bad_words", "seed", "ignore_eos", "logprobs"),
+    *("prompt_logprobs", "skip_special_tokens"),
+)
+"""parameters of a sampling that vLLM takes under the same names, as they are"""
 MINUS_INFINITY = -9999.0
 """minus infinity as vLLM's server returns it, since JSON has none"""
 
@@ -177,27 +183,12 @@ class VllmEngine:
         by_text = bool(sampling.through) and sampling.through_id is None
         through_ids = [] if sampling.through_id is None else [sampling.through_id]
         return SamplingParams(
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-            presence_penalty=sampling.presence_penalty,
-            frequency_penalty=sampling.frequency_penalty,
-            repetition_penalty=sampling.repetition_penalty,
-            logit_bias=sampling.logit_bias,
-            allowed_token_ids=sampling.allowed_token_ids,
-            bad_words=sampling.bad_words,
-            seed=sampling.seed,
+            **{name: getattr(sampling, name) for name in UNCHANGED},
             stop=[*sampling.stop, *([sampling.through] if by_text else [])],
             stop_token_ids=[*self._own_stops(sampling), *sampling.stop_token_ids, *through_ids],
             include_stop_str_in_output=sampling.include_stop,
-            ignore_eos=sampling.ignore_eos,
             min_tokens=min(sampling.min_tokens, sampling.max_tokens),
-            logprobs=sampling.logprobs,
-            prompt_logprobs=sampling.prompt_logprobs,
             structured_outputs=structured_outputs(sampling.constraint),
-            skip_special_tokens=sampling.skip_special_tokens,  # tags of reasoning may be some
             output_kind=RequestOutputKind.DELTA,
         )
 

@@ -104,6 +104,7 @@ class Chat:
                     "whose tokenizer_class transformers has, with a tokenizer.json"
                 ) from error
             raise ModelError(f"{folder} has no usable tokenizer ({error}): fetch tokenizer.json again") from error
+        self.tokenizer.model_max_length = 10**9  # transformers would warn of texts that are only measured here
         self.folder, self.replaced, self._published = folder, bool(template), published
         self.added = spelled_tokens(self.tokenizer)
         """finds what control tokens are spelled"""

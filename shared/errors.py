@@ -21,11 +21,13 @@ Messages say what happened, the value, and the setting to change.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import select
 import sys
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 from shared.clean_text import clean, clean_logs
@@ -52,6 +54,15 @@ class ConfigError(InputError):
     """A setting is unknown, out of range, or contradicts another one."""
 
 
+class NotInstalled(ConfigError):
+    """A package is missing; `command` installs it for this interpreter, in a checkout or beside a wheel."""
+
+    def __init__(self, package: str, about: str = ""):
+        """package: the name of its extra. about: what stands before the message."""
+        self.command = install_command(package)
+        super().__init__(f"{about}the package {package} is not installed: {self.command}")
+
+
 class DataError(InputError):
     """A data file or one of its lines cannot be used."""
 
@@ -68,14 +79,9 @@ class DeadlineExceeded(RunError):
     """A named wait took longer than its deadline."""
 
     def __init__(
-        self,
-        role: str,
-        phase: str,
-        peer: str,
-        deadline_s: float,
-        setting_s: float | None = None,
+        self, role: str, phase: str, peer: str, deadline_s: float, setting_s: float | None = None,
         setting: str = "the matching [deadlines] setting",
-    ):
+    ):  # fmt: skip
         """setting_s: seconds of the setting, if the deadline was derived from what such waits took. setting: its name;
         "" for a deadline that no setting changes."""
         self.role, self.phase, self.peer, self.deadline_s = role, phase, peer, deadline_s
@@ -130,6 +136,17 @@ def python() -> Path:
 def command_of(module: str) -> str:
     """How the user starts a module: "maestrale serve" where he began with `maestrale`, else "python -m serve"."""
     return json.loads(os.environ.get(STARTED, "{}")).get(module) or f"{python()} -m {module}"
+
+
+def install_command(extra: str) -> str:
+    """The command that installs what an extra names for this interpreter, wherever the user is."""
+    try:
+        lines = [line.partition("; extra == ") for line in requires("maestrale") or []]
+    except PackageNotFoundError:
+        lines = []
+    wanted = [name for name, _, of in lines if of.strip("\"'").replace("-", "_") == extra] or [extra]
+    pip = f"{python()} -m pip install" if importlib.util.find_spec("pip") else f"uv pip install --python {python()}"
+    return " ".join([pip, *(f"'{name}'" for name in wanted)])
 
 
 def print_error(error: Exception) -> int:

@@ -29,8 +29,8 @@ Item = TypeVar("Item")
 MAX_ROW_BYTES = 64 << 20
 """a longer line is an error: the tests of a programming problem may take some megabytes, no row takes more"""
 KEYS = (
-    "problem", "answer", "tests", "domain", "language", "pass_rate", "environment", "checker", "answer_form",
-    "prefix", "reasoning_language",
+    "problem", "answer", "tests", "domain", "language", "pass_rate", "environment", "checker", "answer_form", "prefix",
+    "reasoning_language",
 )  # fmt: skip
 """keys of a problem that change what it means; "id" and "source" only name it"""
 FIELDS = (*KEYS, "id", "source", "solution", "completion", "system")

@@ -112,7 +112,7 @@ METRICS: dict[str, Metric] = {
     "time/wait_sync_s": Metric("s", "waiting for a weight update"),
     "time/checkpoint_s": Metric("s", "writing the checkpoint of the step before"),
     "time/total_s": Metric("s", "training time of the run, over all its launches"),
-    "tokens/generated_per_s": Metric("tokens/s", "sampled completion tokens, all engines"),
+    "tokens/generated_per_s": Metric("tokens/s", "completion tokens of all engines; not of a last step without any"),
     "tokens/trained_per_s": Metric("tokens/s", "prompt and completion tokens put through the trainers"),
     "tokens/generated_per_s_per_device": Metric("tokens/s", "the former, by the GPUs of the engines (CPU: by engine)"),
     "tokens/trained_per_s_per_device": Metric("tokens/s", "the latter, by trainer"),

@@ -6,12 +6,13 @@ from typing import Literal
 
 from pydantic import Field
 
+from shared.model.folder import ModelPath
 from shared.section import Section
 
 
 class Model(Section):
-    path: str = ""
-    """Hugging Face model folder or Hub id to start from; a run needs one"""
+    path: ModelPath = ""
+    """Hugging Face model folder, folder of a run, or Hub id to start from; a run needs one"""
     dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     """type of the weights on the wire and in the engines; float16 rounds to 11 bits instead of 8, so that engines and
     trainers agree better (Qi et al. 2025), but a model whose activations exceed 65,504 stops with NonFinite"""

@@ -242,10 +242,10 @@ class Progress:
     @harmless
     def batch(
         self, done: int, needed: int, in_flight: int, tokens_per_s: float, oldest_wait_s: float, step: int, steps: int,
-        waiting: int = 0,
+        waiting: int = 0, filtered: str = "",
     ) -> None:  # fmt: skip
         """Draw a step's bar: `done` of `needed` completions of the next batch, and how fast. To be called often.
-        waiting: episodes that wait for their environment."""
+        waiting: episodes that wait for their environment. filtered: about the groups that this step cannot use."""
         self.steps = steps
         if not self._due():
             return
@@ -258,7 +258,8 @@ class Progress:
         self._draw(
             f"step {step}/{steps} {self._bar(share)} {done}/{needed}  "
             f"left {duration(max(of_step - elapsed, 0.0)) if known else '?'}, run {duration(left) if known else '?'}  "
-            f"{tokens_per_s:,.0f} tokens/s  {in_flight} in flight  oldest {duration(oldest_wait_s)}"
+            + (f"{filtered}  " if filtered else "")
+            + f"{tokens_per_s:,.0f} tokens/s  {in_flight} in flight  oldest {duration(oldest_wait_s)}"
             + (f"  {waiting} wait for environments" if waiting else "")
         )
 

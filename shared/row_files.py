@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from shared.errors import DataError
+from shared.errors import DataError, NotInstalled
 from shared.json_reader import parse_json
 
 Found = Iterator[tuple[int, Any]]
@@ -128,7 +128,7 @@ def _parquet(path: Path, where: str) -> Found:
     try:
         arrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
     except ImportError as error:
-        raise DataError(f"{where}: pyarrow is not installed: pip install -e '.[datasets]'") from error
+        raise NotInstalled("datasets", f"{where}: ") from error
     try:
         number = 0
         with parquet.ParquetFile(path) as file:

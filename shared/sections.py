@@ -247,7 +247,7 @@ class Optimiser(Section):
     """optimiser steps on each batch of rollout.prompts_per_step groups; more than 1 trains the later ones off-policy"""
     activation_bytes: int | None = Field(None, ge=0)
     """memory for what the layers keep of one micro-batch for the backward pass; where it is too small, as many layers
-    as needed are computed twice (0: all, a third more time). Not given: none is"""
+    as needed are computed twice (all: a third more time), and then a GPU leaves their inputs on the host. 0: both"""
 
 
 class Lora(Section):

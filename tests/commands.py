@@ -35,7 +35,7 @@ OTHERS = ("pytest", "venv")
 """modules that are not ours"""
 
 
-OF_PATHS = ("trainer.report", "environments.search", "benchmarks.easy_problems")
+OF_PATHS = ("trainer.report", "trainer.export", "environments.search", "benchmarks.easy_problems")
 """programs that take paths and nothing else"""
 
 

@@ -1,6 +1,7 @@
 """docs/coming_from.md: its files are runs, and its tables say of other projects' settings what an error would say.
-docs/tutorial.md: what it works out by hand is right."""
+docs/tutorial.md: what it works out by hand is right. docs/elasticity.md: what it computes."""
 
+import math
 import re
 from pathlib import Path
 
@@ -68,3 +69,22 @@ def test_the_tutorial_works_out_advantages_and_loss_rightly():
     written = [f"{-weight * advantages[2]:.6f}", f"{terms[2]:.5f}", f"{terms[0]:+.5f}", f"{sum(terms):.4f}"]
     assert written == ["-0.000281", "-0.00927", "+0.00154", "-0.0349"]
     assert all(number in TUTORIAL for number in (*written, "1.39", "1.16", "-0.70", "-1.16"))
+
+
+def test_failures_on_many_cards_are_computed_as_the_page_says():
+    page = (DOCS / "elasticity.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+,\d+) \| ([\d,]+) \| (.+) \| ([\d,]+) \| (.+) % \| (.+) % \|$", page, re.MULTILINE)
+    held, start, written = 1.0, 480.0, 170.0
+    for hours, cards, *cells in rows:
+        between = 3600 * float(hours.replace(",", "")) / int(cards.replace(",", ""))
+
+        def lost(interval: float, between: float = between) -> float:
+            return 100 * (held / interval + (interval / 2 + start) / between)
+
+        best = max(math.sqrt(2 * held * between), written)
+        expected = (between / 3600, best, lost(best), lost(3600))
+        assert [float(cell.replace(",", "")) for cell in cells] == [
+            pytest.approx(value, abs=0.5 * 10 ** -len(cell.partition(".")[2]) + 1e-9)
+            for cell, value in zip(cells, expected, strict=True)
+        ]
+    assert len(rows) == 6

@@ -96,6 +96,11 @@ def main(arguments: list[str]) -> int:
 
             print(clean(plan_text(config)))
             return 0
+        from trainer import report
+
+        if nodes.count == 1 and settings_file.ACCEPT_CHANGES not in overrides and (done := report.finished(config)):
+            print(clean(done))
+            return 0
         return launch(config, [path, *overrides], nodes)
     except InputError as error:
         return print_error(error)

@@ -85,7 +85,7 @@ def trainer_memory(config: Config, shape: DecoderConfig, on_gpu: bool, readers: 
     tokens = max(settings.micro_batch_tokens, config.model.max_tokens)
     return memory.trainer_rank(
         shape, trainers, shards_of(config), tokens,
-        memory.recomputed_layers(shape, settings.micro_batch_tokens, width, settings.activation_bytes), width,
+        memory.recomputation_within(shape, tokens, width, settings.activation_bytes, on_gpu), width,
         DTYPE_BYTES[config.model.dtype], sum(frozen_models(config, shape, on_gpu).values()),
         adapters_of(config, shape), config.sends_adapters, in_place, 0 if streams(config) else readers,
     )  # fmt: skip

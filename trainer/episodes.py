@@ -184,12 +184,9 @@ class Episodes:
         started = time.monotonic()
         observation = await self._step(prompt, completion, key)
         turn = replace(
-            completion.turns[-1],
-            reward=observation.reward,
-            solved=observation.solved,
-            seconds=time.monotonic() - started,
-            info=observation.info,
-        )
+            completion.turns[-1], reward=observation.reward, solved=observation.solved,
+            seconds=time.monotonic() - started, info=observation.info,
+        )  # fmt: skip
         if self.host.verified(prompt.problem.environment):
             turn = replace(turn, reward=None)
         completion = replace(completion, turns=[*completion.turns[:-1], turn])

@@ -115,13 +115,9 @@ class Evaluator:
     """Samples and verifies completions of its problems during training; several evaluations may be under way."""
 
     def __init__(
-        self,
-        engines: EngineClient,
-        scorer: RewardScorer,
-        source: DataSource,
-        problems: list[Problem],
+        self, engines: EngineClient, scorer: RewardScorer, source: DataSource, problems: list[Problem],
         episodes: Episodes | None = None,
-    ):
+    ):  # fmt: skip
         """episodes: needed where a problem has an environment."""
         self.engines, self.scorer, self.source, self.episodes = engines, scorer, source, episodes
         self.problems = problems
@@ -138,12 +134,9 @@ class Evaluator:
         return await asyncio.to_thread(summarise, temperature, sampled)  # long completions take seconds to compare
 
     async def sample(
-        self,
-        temperature: float,
-        count: int,
-        chosen: range | None = None,
+        self, temperature: float, count: int, chosen: range | None = None,
         ended: Callable[[int], None] = lambda done: None,
-    ) -> list[list[Sampled]]:
+    ) -> list[list[Sampled]]:  # fmt: skip
         """[problems][count] verified completions, of the problems at the places `chosen` (None for all). ended: called
         after each completion with the number that have ended."""
         gate, done = asyncio.Lock(), itertools.count(1)
@@ -229,13 +222,11 @@ def part_of(problems: Sequence[Sequence[Sampled]]) -> Breakdown:
     votes = [majority(samples) for samples in several if votes_on(samples)]
     solved = [pass_at_k(len(samples), sum(map(right, samples)), len(samples)) for samples in several]
     return Breakdown(
-        problems=len(problems),
-        accuracy=accuracy,
-        accuracy_half_width=half_width,
+        problems=len(problems), accuracy=accuracy, accuracy_half_width=half_width,
         consistency=_share([bool(sample.reward.consistent) for sample in _formed(problems)]),
         majority=math.fsum(votes) / len(votes) if votes else None,
         pass_at_k=math.fsum(solved) / len(solved) if solved else None,
-    )
+    )  # fmt: skip
 
 
 def votes_on(samples: Sequence[Sampled]) -> bool:

@@ -10,7 +10,7 @@ came back to 0.1). Such a run goes on. It is ruined when the trainer finds the t
 versions ago no likelier than a blind guess over the vocabulary: mean -log-prob BLIND of log(vocabulary) or more, and
 FAR from what the engine reported (a policy that never was better than a guess is not).
 Tokens of the very weights that are trained differ by rounding alone: ROUNDINGS times what the proof of a weight update
-allows (LOGPROB_LIMITS).
+allows (LOGPROB_LIMITS). Bounds of an objective that act on more than ROUNDED of such tokens act on rounding.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ FAR = 3.0
 MOVED = 0.5
 """nats; more is worth a warning"""
 ROUNDINGS = 10.0
+ROUNDED = 0.01
 REPAIR = (
     "the weights are ruined. This step is not saved, and the same command goes on from the checkpoint before it; if it "
     "ends here again, move the newest folders out of checkpoints/, and lower optimiser.learning_rate"
@@ -72,6 +73,21 @@ def doubt(difference: float, step: int) -> str:
     moved = f"step {step}: logprob_difference/mean is {difference:.2g} nats: the policy has moved far since it sampled"
     return (
         f"{moved} these tokens. Where it goes on like this, lower optimiser.learning_rate" if difference > MOVED else ""
+    )
+
+
+def clipped_rounding(learned: Learned, config: Config, age: int) -> str:
+    """A warning where bounds of the objective change the gradient of more than ROUNDED of the tokens of a batch, though
+    the very weights that are trained sampled them; "" elsewhere. age: of its oldest token, in versions."""
+    sums = learned.sums.sums
+    share = (sums["clipped_low"] + sums["clipped_high"]) / max(sums["tokens"], 1.0)
+    own = age == 0 and config.optimiser.minibatches == 1 and not any(each.offline for each in sequences_of(learned))
+    if not own or share <= ROUNDED:
+        return ""
+    return (
+        f"the bounds of the objective change the gradient of {share:.0%} of the tokens, though the very weights that "
+        f"are trained sampled them: what they cut is the rounding of {config.model.dtype}. Widen the bounds, set "
+        'objective.ratio_reference.kind = "old" where the objective has it, or model.dtype = "float32"'
     )
 
 

@@ -39,7 +39,7 @@ import msgspec
 from shared.errors import NoProgress, RunError
 from shared.sections import Rollout
 from shared.types import Completion, Group, Prompt, Reward
-from trainer.objectives.advantage import diverse
+from trainer.objectives.advantage import diverse, turns_differ
 from trainer.objectives.registry import objective_of
 from trainer.stages import Stages, StageState
 
@@ -113,7 +113,7 @@ class Ledger:
         self._held: dict[int, int] = {}  # version -> slots that its release frees
         self.interrupted = False
         self._changed = asyncio.Event()
-        self._filtered_since_step: list[Group] = []
+        self.filtered_since_step: list[Group] = []
 
     @property
     def settings(self) -> Rollout:
@@ -214,17 +214,21 @@ class Ledger:
     def _has_signal(self, group: Group) -> bool:
         if any(completion.finish_reason == "abort" for completion in group.completions):
             return False  # one that the policy did not end says nothing, and the others are no whole group
-        return diverse(group.rewards, objective_of(self.stages.now).filter_groups_by)
+        now = self.stages.now
+        by, environment = objective_of(now).filter_groups_by, now.environment
+        if by == "total" and environment.credit == "turn":
+            return turns_differ(group, environment.discount)
+        return diverse(group.rewards, by)
 
     def _filter(self, group: Group) -> None:
         del self.groups[group.prompt.index], self._taken_after[group.prompt.index]
-        self._filtered_since_step.append(group)
+        self.filtered_since_step.append(group)
         self.filtered += 1
         self.filtered_in_a_row += 1
         self.busy_slots -= 1
         if self.filtered_in_a_row >= self.PATIENCE_STEPS * self.settings.prompts_per_step:
             verdicts: dict[str, int] = {}
-            for reward in (r for g in self._filtered_since_step for r in g.rewards if r is not None):
+            for reward in (r for g in self.filtered_since_step for r in g.rewards if r is not None):
                 verdicts[reward.verdict.value] = verdicts.get(reward.verdict.value, 0) + 1
             raise NoProgress(
                 f"no trainable group in {self.filtered_in_a_row} attempts; verdicts: {verdicts}. All completions of "
@@ -298,7 +302,7 @@ class Ledger:
         self.version += 1
         self.trained_groups += len(groups)
         self._held[self.version] = len(groups)
-        filtered, self._filtered_since_step = self._filtered_since_step, []
+        filtered, self.filtered_since_step = self.filtered_since_step, []
         self._changed.set()
         return filtered
 
@@ -343,7 +347,7 @@ class Ledger:
         return LedgerState(
             self.version, self.next_index, self.started, self.filtered, self.filtered_in_a_row,
             [_copy(group) for group in self.groups.values()], list(self._taken_after.values()), self.trained_groups,
-            deepcopy(self.stage), self.teacher, [_copy(group) for group in self._filtered_since_step],
+            deepcopy(self.stage), self.teacher, [_copy(group) for group in self.filtered_since_step],
         )  # fmt: skip
 
     def restore(self, state: LedgerState) -> None:
@@ -356,7 +360,7 @@ class Ledger:
         self.stages.enter(state.stage)
         self.groups = {group.prompt.index: group for group in state.groups}
         self._taken_after = dict(zip(self.groups, state.overtaken, strict=True))
-        self._filtered_since_step = list(state.filtered_since_step)
+        self.filtered_since_step = list(state.filtered_since_step)
         self._held.clear()
         self.busy_slots = len(self.groups)
         if state.teacher != self.teacher:

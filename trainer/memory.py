@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from shared.model.config import ALL_LINEAR, EXPERTS, DecoderConfig, MeasuredConfig
 
@@ -23,6 +24,18 @@ CONTEXT_BYTES = 500 << 20
 KEEP_WHOLE_BYTES = 4 << 30
 """gathered weights and unreduced gradients below this stay between micro-batches: one gather and one reduction a
 step"""
+
+
+class Recomputation(NamedTuple):
+    """What is computed again in the backward pass of a micro-batch."""
+
+    layers: int = 0
+    """the first so many: they keep their inputs alone"""
+    inputs_on_host: bool = False
+    """these inputs wait in the host's memory"""
+
+
+WHOLE = Recomputation()
 
 
 @dataclass(frozen=True)
@@ -99,23 +112,21 @@ def arriving_bytes(decoder: DecoderConfig, width: int, streamed: bool, rank: int
 
 
 def largest_tensor(decoder: DecoderConfig, rank: int = 0) -> int:
-    """Parameters of the largest tensor: the embedding, a part of the feed-forward, or the queries; of adapters of this
-    rank, those of the widest layer."""
-    if rank:
-        return rank * max(side for _, *sides in decoder.linears for side in sides)
-    inner = max(decoder.intermediate_size, decoder.heads * decoder.head_dim)
-    return decoder.hidden_size * max(decoder.vocab_size, inner)
+    """Parameters of the largest tensor of an update; of adapters of this rank, those of the widest layer."""
+    return rank * max(side for _, *sides in decoder.linears for side in sides) if rank else decoder.largest_tensor
 
 
 def gathered_bytes(decoder: DecoderConfig, width: int, adapters: int = 0) -> float:
     """Bytes that FSDP2 holds with the shards during a micro-batch: everything where `whole_bytes` says so, else the
-    embedding and the head, the layer at work and the next one, each in the compute type (`width` bytes) with a float32
-    gradient on its way to the reduction. With `adapters` (their parameters) only these have gradients."""
-    tables = decoder.parameters - decoder.layers * decoder.layer_parameters
+    module at work and the next one, each in the compute type (`width` bytes) with a float32 gradient on its way to the
+    reduction: two layers, or a layer and the head. An embedding that is the head stays beside two layers. With
+    `adapters` (their parameters) only these have gradients."""
+    layer, table = decoder.layer_parameters, decoder.hidden_size * decoder.vocab_size
+    parts = table + 2 * layer if decoder.tied else layer + max(layer, table)
     if adapters:
-        gathered = decoder.parameters if whole_bytes(decoder.parameters) else tables + 2 * decoder.layer_parameters
+        gathered = decoder.parameters if whole_bytes(decoder.parameters) else parts
         return width * gathered + (width + 4) * adapters
-    return whole_bytes(decoder.parameters) or (width + 4) * (tables + 2 * decoder.layer_parameters)
+    return whole_bytes(decoder.parameters) or (width + 4) * parts
 
 
 def layer_activation_bytes(decoder: DecoderConfig, width: int) -> int:
@@ -128,12 +139,18 @@ def layer_activation_bytes(decoder: DecoderConfig, width: int) -> int:
     return width * (4 * decoder.hidden_size + 2 * queries + 2 * keys + inner)
 
 
-def activation_bytes(decoder: DecoderConfig, tokens: int, width: int, recomputed: int = 0) -> int:
-    """Bytes kept of a micro-batch of `tokens`: the inputs of the first `recomputed` layers, and all that the others
-    keep. At least one layer is there in full: while it is computed again."""
-    whole = max(decoder.layers - recomputed, 1)
-    inputs = recomputed * width * decoder.hidden_size
-    return tokens * (whole * layer_activation_bytes(decoder, width) + inputs)
+def input_bytes(decoder: DecoderConfig, tokens: int, width: int, recomputed: int) -> int:
+    """Bytes of the inputs of so many layers."""
+    return tokens * recomputed * width * decoder.hidden_size
+
+
+def activation_bytes(decoder: DecoderConfig, tokens: int, width: int, again: Recomputation = WHOLE) -> int:
+    """Bytes kept of a micro-batch of `tokens` on its device: the inputs of the layers that are computed again, unless
+    they are on the host, and all that the others keep. At least one layer is there in full: while it is computed
+    again, with its input."""
+    whole = max(decoder.layers - again.layers, 1)
+    inputs = input_bytes(decoder, tokens, width, min(again.layers, 1) if again.inputs_on_host else again.layers)
+    return tokens * whole * layer_activation_bytes(decoder, width) + inputs
 
 
 def merged_bytes(decoder: DecoderConfig, width: int) -> int:
@@ -143,7 +160,7 @@ def merged_bytes(decoder: DecoderConfig, width: int) -> int:
 
 
 def trainer_rank(
-    decoder: DecoderConfig, trainers: int, shards: int, tokens: int, recomputed: int, width: int, sent_width: int,
+    decoder: DecoderConfig, trainers: int, shards: int, tokens: int, again: Recomputation, width: int, sent_width: int,
     frozen: float = 0.0, adapters: int = 0, sends_adapters: bool = True, in_place: bool = False, readers: int = 0,
 ) -> TrainerMemory:  # fmt: skip
     """Memory of one trainer rank at the peak of a step: `shards` ranks share a replica of the model, a micro-batch has
@@ -156,17 +173,20 @@ def trainer_rank(
         gathered=0.0 if in_place else gathered_bytes(decoder, width, adapters),
         frozen=frozen,
         buffers=buffer_bytes(sent, trainers, sent_width) + reader_bytes(readers),
-        activations=activation_bytes(decoder, tokens, width, recomputed) + merged,
+        activations=activation_bytes(decoder, tokens, width, again) + merged,
     )
 
 
-def recomputed_layers(decoder: DecoderConfig, tokens: int, width: int, budget_bytes: int | None) -> int:
-    """The fewest layers to compute twice so that a micro-batch of `tokens` keeps no more than the budget; all of them
-    where even that is too much, none without a budget."""
+def recomputation_within(
+    decoder: DecoderConfig, tokens: int, width: int, budget_bytes: int | None, on_gpu: bool
+) -> Recomputation:
+    """The fewest layers to compute twice so that a micro-batch of `tokens` keeps no more than the budget. Where even
+    all of them are too few, a GPU leaves their inputs on the host. None are computed twice without a budget."""
     if budget_bytes is None:
-        return 0
-    kept = ((n, activation_bytes(decoder, tokens, width, n)) for n in range(decoder.layers))
-    return next((n for n, held in kept if held <= budget_bytes), decoder.layers)
+        return WHOLE
+    ways = [Recomputation(layers) for layers in range(decoder.layers)]
+    fitting = (again for again in ways if activation_bytes(decoder, tokens, width, again) <= budget_bytes)
+    return next(fitting, Recomputation(decoder.layers, on_gpu))
 
 
 def weight_bytes(parameters: int, width: int, tensor_parallel: int) -> float:

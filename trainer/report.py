@@ -15,6 +15,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich import box
 from rich.markup import escape
 from rich.panel import Panel
@@ -23,12 +24,23 @@ from rich.table import Table
 from shared import clean_text, settings_file
 from shared.config import Config
 from shared.errors import DataError, InputError, command_of, run_command
+from shared.json_reader import decode_json
 from shared.metrics import read_rows, series
 from shared.progress import Progress
 from trainer import bottleneck
-from trainer.evaluation import GREEDY, Evaluation, EvaluationRecord, Sampled, at_temperature, read_evaluations
+from trainer.checkpoint import reader
+from trainer.evaluation import (
+    GREEDY,
+    Evaluation,
+    EvaluationRecord,
+    Sampled,
+    at_temperature,
+    read_evaluations,
+    was_evaluated,
+)
 from trainer.memory import size
 from trainer.plot import write_plot
+from trainer.run_lock import LockHolder
 
 SAMPLES, SAMPLE_CHARACTERS = 3, 700
 SPEED = (
@@ -68,9 +80,33 @@ def show(config: Config, progress: Progress, whole: bool = False) -> None:
     for name in ("latest", "best"):
         if (exports := run_dir / name).exists():
             progress.note(f"{name} model: {exports} (Hugging Face folder: safetensors, tokenizer, config)")
+        if (adapter := run_dir / f"{name}-adapter").exists():
+            progress.note(f"{name} adapter: {adapter} (PEFT folder; merged into the {name} model)")
     progress.note(f"next: {next_command(config)}")
     if (run_dir / "latest").exists():
         progress.note(f"serve: {command_of('serve')} --model {run_dir / 'latest'}")
+    if (adapter := run_dir / "latest-adapter").exists():
+        base = config.locate(config.model.path)
+        progress.note(f"serve the adapter: {command_of('serve')} --model {base} --adapter {config.name}={adapter}")
+
+
+def finished(config: Config) -> str:
+    """One line for a run of which nothing is left to do with these settings, "" for any other: its last launch ended
+    well, and the last version is evaluated and exported."""
+    run_dir, version = config.run_dir, config.last_version
+    try:
+        before = decode_json((run_dir / "lock").read_bytes(), LockHolder)
+        same = settings_file.load(run_dir / "config.toml") == config.with_template()
+    except (OSError, msgspec.DecodeError, InputError):
+        return ""
+    exported = (run_dir / "latest").resolve() == (run_dir / "hf" / f"step_{version}").resolve()
+    checked = not config.data.validation or was_evaluated(config, version, config.rollout.temperature)
+    if not (before.ended == "exit code 0" and same and exported and checked and (run_dir / "latest").is_dir()):
+        return ""
+    newest = reader.newest(run_dir).newest
+    if newest is None or newest.manifest.version != version:
+        return ""
+    return f"{run_dir} is finished: nothing is left after step {version} of {version}. To go on: {next_command(config)}"
 
 
 def next_command(config: Config) -> str:

@@ -27,13 +27,13 @@ from shared.types import Group, Verdict
 from trainer.data.data_source import PromptFormat, write_jsonl
 from trainer.episodes import turns_of
 from trainer.evaluation import FILE, Evaluation, EvaluationRecord, forget_evaluations
-from trainer.health import doubt
+from trainer.health import clipped_rounding, doubt
 from trainer.ledger import Ledger
 from trainer.objectives.registry import objective_of
 from trainer.schedule import learning_rate
 from trainer.step.batching import Learned
 from trainer.step.rank import Stepped
-from trainer.step_metrics import offline_metrics, rollout_metrics, speed_metrics, training_metrics
+from trainer.step_metrics import filtered_text, offline_metrics, rollout_metrics, speed_metrics, training_metrics
 from trainer.timing import IdleSeats, PhaseTimer
 from verify.scorer import RewardScorer
 
@@ -69,6 +69,8 @@ class RunLogger:
         self.generated_before = 0
         self.waiting = 0
         """episodes that no engine works on, because an environment has not answered"""
+        self.clips_rounding = False
+        """whether it was said that the objective's bounds act on rounding"""
         self._idle = IdleSeats()
 
     @property
@@ -98,16 +100,12 @@ class RunLogger:
         if "entropy_target" in (objective := objective_of(self.config).in_force):
             row["clip/bound"] = objective["clip_high"]
         row |= self._sync_metrics()
-        generated = self.engines.generated_tokens - self.generated_before
-        self.generated_before = self.engines.generated_tokens
-        row |= {
+        row |= self._sampling_metrics(account["step"], version) | {
             "time/step_s": account["step"], "time/wait_batch_s": account.get("a full batch", 0.0),
             "time/train_s": sum(account.get(phase, 0.0) for phase in TRAINING),
             "time/wait_sync_s": account.get("previous weight update", 0.0) + account.get("weight update", 0.0),
             "time/checkpoint_s": account.get("checkpoint", 0.0), "time/total_s": self.clock.total_s,
-            "tokens/generated_per_s": (sampled := generated / account["step"]),
             "tokens/trained_per_s": (trained := learned.sums.tokens / account["step"]),
-            "tokens/generated_per_s_per_device": sampled / self.config.engine_gpus,
             "tokens/trained_per_s_per_device": trained / self.config.placement.trainers,
             "engine/restarts": self.engines.restarts, "messages/refused": refused.total,
         }  # fmt: skip
@@ -125,7 +123,19 @@ class RunLogger:
         if line := doubt(row.get("logprob_difference/mean", 0.0), version):
             self.progress.warning(line)
         self._tell_failures()
+        if not self.clips_rounding and (line := clipped_rounding(learned, self.config, max(staleness, default=0))):
+            self.clips_rounding = True
+            self.progress.warning(line)
         return row
+
+    def _sampling_metrics(self, step_s: float, version: int) -> dict[str, float]:
+        """Speed of sampling in a step; none of a last step whose completions were all there when it began."""
+        before, self.generated_before = self.generated_before, self.engines.generated_tokens
+        sampled = (self.generated_before - before) / step_s
+        if not sampled and version == self.config.steps:
+            return {}
+        by_device = sampled / self.config.engine_gpus
+        return {"tokens/generated_per_s": sampled, "tokens/generated_per_s_per_device": by_device}
 
     def _tell_failures(self) -> None:
         """Warn of completions that the verifiers could not grade, where there is something new to report."""
@@ -211,13 +221,12 @@ class RunLogger:
             done=sum(c.finish_reason is not None for group in ledger.groups.values() for c in group.completions),
             needed=ledger.settings.prompts_per_step * ledger.settings.group_size,
             in_flight=sum(self.engines.live.values()), tokens_per_s=generated / max(elapsed, 1e-3),
-            oldest_wait_s=self.engines.oldest_wait_s(), waiting=self.waiting, step=ledger.version + 1,
-            steps=self.config.steps,
+            oldest_wait_s=self.engines.oldest_wait_s(), waiting=self.waiting,
+            filtered=filtered_text(ledger.filtered_since_step), step=ledger.version + 1, steps=self.config.steps,
         )  # fmt: skip
 
     def _sync_metrics(self) -> dict[str, float]:
-        report = self.last_sync
-        if report is None:
+        if (report := self.last_sync) is None:
             return {}
         return {
             "sync/bytes": report.bytes, "sync/write_s": report.write_s, "sync/update_s": report.update_s,
@@ -233,12 +242,8 @@ class RunLogger:
         row = speed_metrics(learned.sums, learned.stepped, trainers, self.peak_flops)
         memory = self._memory_metrics(learned.stepped)
         row |= {name.removeprefix("memory/"): value for name, value in memory.items() if "trainer" in name}
-        row |= {
-            "loss": loss,
-            "lr": rate,
-            "tokens_per_s": tokens_per_s,
-            "tokens_per_s_per_device": tokens_per_s / trainers,
-        }
+        row |= {"loss": loss, "lr": rate, "tokens_per_s": tokens_per_s,
+                "tokens_per_s_per_device": tokens_per_s / trainers}  # fmt: skip
         self._write(step, {f"sft/{name}": value for name, value in row.items()})
         self.progress.sft(step, steps, loss, tokens_per_s)
 
@@ -279,11 +284,7 @@ def _is_whole(decode: Callable[[bytes], Any], line: bytes) -> bool:
 def check_folder(folder: Path) -> list[str]:
     """Check a folder before a resume: a line for each small file with damaged lines, which are left out from now on; a
     copy is kept. A last line that was cut by a kill is no damage. Raises ConfigError for a file that cannot be read."""
-    readers = {
-        "metrics.jsonl": decode_row,
-        FILE: lambda line: decode_json(line, EvaluationRecord),
-        STAGES: _stage_of,
-    }
+    readers = {"metrics.jsonl": decode_row, FILE: lambda line: decode_json(line, EvaluationRecord), STAGES: _stage_of}
     warnings = []
     for name, decode in readers.items():
         path = folder / name

@@ -93,8 +93,8 @@ def load_demonstrations(
 def read_demonstrations(
     path: Path, setting: str, prompts: PromptFormat, max_tokens: int, left_out: list[str]
 ) -> list[Demonstration]:
-    """Read rows of {"problem", "completion", "domain"?, "system"?, "reasoning_language"?}, or of {"problem",
-    "solution", "answer"}, whose solution becomes the reasoning, or of a published shape (`data.demonstration_rows`).
+    """Read rows of {"problem", "completion", "domain"?, "system"?, "source"?, "reasoning_language"?} or
+    {"problem", "solution", "answer"} (the solution is the reasoning), or of a published shape (`demonstration_rows`).
 
     "system" follows the system prompt, as tools do. "completion" may be a list of {"role", "content"} messages: several
     turns of the "assistant", with what an environment says ("user" or "tool") between them. Rows longer than max_tokens
@@ -123,8 +123,9 @@ def read_demonstrations(
                 completion = Demonstration([], [*written, chat.eos_id])
                 if setting != "sft.general" and not row.get("environment"):
                     form: Any = text_of(row, "answer_form", where, "")
-                    asking = Problem(where, problem, "", domain=domain, answer_form=form, reasoning_language=language)
-                    texts.hold(written, asking, where)
+                    by = str(row.get("source", ""))
+                    one = Problem(where, problem, "", "en", domain, by, answer_form=form, reasoning_language=language)
+                    texts.hold(written, one, where)
         except DataError as error:
             faults.append(str(error))
             continue

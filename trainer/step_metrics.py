@@ -5,6 +5,8 @@ Their names and meanings are in shared/metrics.py.
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from shared.types import Group, Reward, Verdict
@@ -15,6 +17,18 @@ from verify.verifiers import verifier_for
 
 CALLS = "tool_calls", "failed_calls"
 """numbers that environments with tools give for each turn: its calls of tools, and how many of them failed"""
+
+
+def filtered_text(groups: list[Group]) -> str:
+    """How many groups taught nothing, and why, e.g. "3 groups thrown away (3 all wrong)"; "" for none."""
+    kinds = {Verdict.CORRECT: "all right", Verdict.WRONG: "all wrong", Verdict.NO_ANSWER: "all wrong"}
+    why = Counter[str]()
+    for group in groups:
+        said = {kinds.get(reward.verdict, "") for reward in group.rewards if reward is not None}
+        cut = any(completion.finish_reason == "abort" for completion in group.completions)
+        why["cut off" if cut else (said.pop() if len(said) == 1 else "") or "all the same reward"] += 1
+    reasons = ", ".join(f"{count} {reason}" for reason, count in why.most_common())
+    return f"{len(groups)} groups thrown away ({reasons})" if groups else ""
 
 
 def rollout_metrics(groups: list[Group], staleness: list[int], filtered: list[Group]) -> dict[str, float]:
@@ -100,11 +114,10 @@ def episode_metrics(groups: list[Group], filtered: list[Group]) -> dict[str, flo
     if not turns:
         return {}
     row = {
-        "environment/turns": len(turns) / len(episodes),
-        "environment/wait_s": mean([turn.seconds for turn in turns]),
+        "environment/turns": len(turns) / len(episodes), "environment/wait_s": mean([turn.seconds for turn in turns]),
         "environment/started_anew": mean([float(one.anew > 0) for one in every]),
         "environment/failed": mean([float(bool(one.turns[-1].failure)) for one in every]),
-    }
+    }  # fmt: skip
     calls, failures = (sum(turn.info.get(name, 0.0) for turn in turns) for name in CALLS)
     if any(CALLS[0] in turn.info for turn in turns):
         row["environment/tool_calls"] = calls / len(episodes)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, distribution
 
 from shared.config import Config
+from shared.errors import install_command
 from shared.launch.deaths import how
 
 END_S = 60
@@ -26,10 +27,7 @@ def not_installed(config: Config) -> Iterator[str]:
         try:
             distribution(name)
         except PackageNotFoundError:
-            yield (
-                f'trackers names "{name}", but its package is not installed: `pip install {name}` (in a checkout '
-                f'`pip install -e ".[{name}]"`), or remove it from trackers'
-            )
+            yield f'trackers names "{name}", but its package is not installed: {install_command(name)}'
 
 
 def start_trackers(config: Config, warn: Callable[[str], None]) -> None:

@@ -161,14 +161,9 @@ def read_settings(path: Path | None, overrides: list[str]) -> RewardWeights:
 
 
 async def grade(
-    items: Iterator[Item],
-    settings: RewardWeights,
-    mark: str,
-    opened: bool,
-    stream: IO[bytes],
-    display: ProgressBar,
+    items: Iterator[Item], settings: RewardWeights, mark: str, opened: bool, stream: IO[bytes], display: ProgressBar,
     done: int,
-) -> list[Record]:
+) -> list[Record]:  # fmt: skip
     """Score the items and write their verdicts in order; `done` were graded before. Raises KeyboardInterrupt."""
     written: list[Record] = []
     stop = asyncio.Event()

@@ -78,12 +78,9 @@ class AnswerChecker:
     """Checks answers in `workers` processes; `counts` records what happened to requests and workers."""
 
     def __init__(
-        self,
-        workers: int = 1,
-        deadline_s: float = DEADLINE_S,
-        max_requests: int = MAX_REQUESTS,
+        self, workers: int = 1, deadline_s: float = DEADLINE_S, max_requests: int = MAX_REQUESTS,
         max_rss_bytes: int = MAX_RSS_BYTES,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if workers < 1:
             raise ValueError(f"reward.workers = {workers} must be at least 1")
         self.size, self.deadline_s = workers, deadline_s

@@ -192,6 +192,13 @@ def _of_files(settings: RewardWeights) -> dict[str, Member]:
             )
     host = host_of(tuple(map(str, files)))
     described = host.describe(settings)
+    where = [*(one.where for one in described.rewards), *(one.where for one in described.verifiers)]
+    for path in files:
+        if not any(at.startswith(str(path)) for at in where):
+            raise ConfigError(
+                f'reward.plugins: {path} was read, and registers nothing: write @reward("NAME") or @verifier("DOMAIN") '
+                "above a function of it"
+            )
     verifiers.register_of_user([host.verifier(verifier, settings) for verifier in described.verifiers])
     members = {}
     for reward in described.rewards:

@@ -8,6 +8,8 @@ export const options = { axis: "step", smooth: 0 };
 const AXIS = { step: "step", tokens: "trained tokens", time: "hours" };
 const HEIGHT = 190;
 const DASHES = [[], [6, 4], [2, 3], [10, 3, 2, 3]];
+/** As many lines have a look of their own. */
+export const MOST_LINES = 8 * DASHES.length;
 
 /** Exponential mean of the values so far, corrected for its beginning; gaps stay. */
 function smoothed(values, share) {
@@ -24,6 +26,18 @@ function smoothed(values, share) {
 /** The colour of a line, of the page's scheme. */
 export const colour = (place) => css(`--line-${place % 8}`);
 const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+/** How a line is broken, so that those of one colour can be told apart. */
+const dashes = (place) => DASHES[Math.floor(place / 8) % 4];
+
+/** The mark of a line in a legend: its colour, broken as the line is. */
+function swatch(place) {
+  const mark = make("span", { class: dashes(place).length ? "mark dashed" : "mark", "aria-hidden": "true" });
+  let end = 0;
+  const stripes = dashes(place).map((length, part) => `${part % 2 ? "transparent" : colour(place)} ${end}px ${end += length}px`);
+  mark.style.background = stripes.length ? `repeating-linear-gradient(90deg, ${stripes.join(", ")})` : colour(place);
+  return mark;
+}
 
 /** Points that are hardly more than a few are drawn as dots too. */
 const few = (x) => x.length <= 12;
@@ -77,7 +91,7 @@ export class Chart {
     const axis = { stroke: css("--muted"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false }, font: `11px ${css("--sans")}` };
     const label = this.axis ?? AXIS[options.axis];
     const series = lines.flatMap((line, place) => {
-      const shape = { stroke: colour(line.place ?? place), width: 1.6, dash: DASHES[Math.floor((line.place ?? place) / 8) % 4], spanGaps: true, points: { show: few(line.x) && !options.smooth, size: 5 } };
+      const shape = { stroke: colour(line.place ?? place), width: 1.6, dash: dashes(line.place ?? place), spanGaps: true, points: { show: few(line.x) && !options.smooth, size: 5 } };
       return options.smooth && !line.half ? [{ ...shape, width: 1, alpha: 0.22, points: { show: false } }, shape] : [shape];
     });
     const bound = this.bound, reach = Math.max(0, ...lines.flatMap((line) => line.half ?? []));
@@ -141,9 +155,7 @@ export class Chart {
       const last = line.y.findLastIndex((value) => value !== null);
       const atCursor = row !== null && data?.[column]?.[row] !== undefined;
       const value = atCursor ? data[column][row] : last < 0 ? null : line.y[last];
-      const mark = make("span", { class: "mark", "aria-hidden": "true" });
-      mark.style.background = colour(line.place ?? place);
-      return make("li", {}, mark, make("span", { class: "name" }, line.label), " ", make("b", {}, short(value, this.unit)));
+      return make("li", {}, swatch(line.place ?? place), make("span", { class: "name" }, line.label), " ", make("b", {}, short(value, this.unit)));
     });
     if (row !== null && data?.[0]?.[row] !== undefined) items.push(make("li", { class: "at" }, `${this.axis ?? AXIS[options.axis]} ${short(data[0][row])}`));
     this.legend.replaceChildren(...items);

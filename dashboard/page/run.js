@@ -1,6 +1,6 @@
 // One run: how it stands, alarms, charts by subject, evaluations, the time of its ranks, its settings.
 import { make } from "/page/element.js";
-import { Chart, options } from "./chart.js";
+import { Chart, MOST_LINES, options } from "./chart.js";
 import { accuracyOf, duration, get, short } from "./server.js";
 import { Timeline } from "./timeline.js";
 
@@ -15,6 +15,9 @@ const SUBJECTS = {
   "SFT": { "Loss": ["sft/loss"], "Learning rate": ["sft/lr"], "Tokens a second": ["sft/tokens_per_s"] },
 };
 const APART = /^(evaluation|verify)\/|^time\/total_s$|^micro_batches$|^padding_share$|^sync\/(bytes|GB|stall_steps)|^sft\//;
+
+/** Parts of an evaluation, of which each kind has a chart -> its words. */
+const PARTS = { language: "language of the problem", asked: "language asked for" };
 
 export class RunView {
   #charts = []; // {chart, names, range}
@@ -57,6 +60,7 @@ export class RunView {
       else item.chart.redraw();
     }
     this.accuracy?.redraw();
+    for (const chart of this.parts?.values() ?? []) chart.redraw();
   }
 
   async refresh() {
@@ -77,7 +81,7 @@ export class RunView {
     const left = share && run.state === "running" && run.step_s ? `, about ${duration((run.steps - run.step) * run.step_s)} left` : "";
     const facts = [
       ["step", `${short(run.step)}${run.steps ? ` of ${short(run.steps)}` : ""}`], ["reward", short(run.reward)], accuracyOf(run),
-      ["a step", duration(run.step_s ?? NaN)], ["trained", `${duration(run.total_s ?? NaN)}${left}`],
+      ["a step (mean of 20)", duration(run.step_s ?? NaN)], ["trained", `${duration(run.total_s ?? NaN)}${left}`],
     ];
     const failed = Object.entries(verdicts).filter(([name, count]) => count && !["correct", "wrong", "open", "no_answer"].includes(name));
     const bar = make("progress", { max: 1, value: share ?? 0, "aria-label": "Steps done" });
@@ -137,17 +141,25 @@ export class RunView {
     if (!all.length) return this.evaluated.replaceChildren();
     if (!this.accuracy) {
       this.accuracy = new Chart("Accuracy, with 95 % intervals", { axis: "version", unit: "share" });
-      this.parts = new Chart("Accuracy by part, sampled", { axis: "version", unit: "share" });
+      this.parts = new Map();
+      this.evaluationCharts = make("div", { class: "charts" }, this.accuracy.element);
       this.evaluationTable = make("div", { class: "table", role: "group", tabindex: "0", "aria-label": "Evaluations" });
-      this.evaluated.replaceChildren(make("h2", {}, "Evaluations"), make("div", { class: "charts" }, this.accuracy.element, this.parts.element), make("details", {}, make("summary", {}, "As a table"), this.evaluationTable));
+      this.evaluated.replaceChildren(make("h2", {}, "Evaluations"), this.evaluationCharts, make("details", {}, make("summary", {}, "As a table"), this.evaluationTable));
     }
     const rows = all.filter((one) => one.version !== null).toSorted((a, b) => a.version - b.version);
     const lineOf = (label, some, pick, half) => ({ label, x: some.map((one) => one.version), y: some.map((one) => pick(one) ?? null), half: some.map((one) => half(one) ?? 0) });
     const sampled = rows.filter((one) => one.temperature !== 0), greedy = rows.filter((one) => one.temperature === 0);
     this.accuracy.set([lineOf("sampled", sampled, (one) => one.accuracy, (one) => one.accuracy_half_width), lineOf("greedy", greedy, (one) => one.accuracy, (one) => one.accuracy_half_width)].filter((line) => line.y.some((value) => value !== null)));
-    const names = [...new Set(sampled.flatMap((one) => Object.keys(one.parts ?? {})))].sort().slice(0, 16);
-    this.parts.element.hidden = !names.length;
-    this.parts.set(names.map((name) => lineOf(name.replace("/", " "), sampled, (one) => one.parts?.[name]?.accuracy, (one) => one.parts?.[name]?.accuracy_half_width)));
+    const names = [...new Set(sampled.flatMap((one) => Object.keys(one.parts ?? {})))].sort();
+    for (const kind of new Set(names.map((name) => name.split("/")[0]))) {
+      const some = names.filter((name) => name.startsWith(`${kind}/`));
+      if (!this.parts.has(kind)) {
+        const cut = some.length > MOST_LINES ? `: the first ${MOST_LINES} of ${some.length}` : "";
+        this.parts.set(kind, new Chart(`Accuracy by ${PARTS[kind] ?? kind}, sampled${cut}`, { axis: "version", unit: "share" }));
+        this.evaluationCharts.append(this.parts.get(kind).element);
+      }
+      this.parts.get(kind).set(some.slice(0, MOST_LINES).map((name) => lineOf(name.slice(kind.length + 1), sampled, (one) => one.parts?.[name]?.accuracy, (one) => one.parts?.[name]?.accuracy_half_width)));
+    }
     const shown = [...new Set([rows[0], ...rows.slice(-6)])].filter(Boolean);
     const columns = { temperature: "temperature", accuracy: "accuracy", "pass@k": "pass_at_k", "maj@k": "majority", "one language": "consistency", format: "format", reward: "reward", tokens: "tokens", problems: "problems" };
     const known = Object.entries(columns).filter(([, field]) => shown.some((one) => typeof one[field] === "number"));

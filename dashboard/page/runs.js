@@ -24,7 +24,7 @@ export class RunsView {
     this.more = make("select", { "aria-label": "Add a chart of", onchange: () => this.#add(this.more.value) });
     this.grid = make("div", { class: "charts" });
     this.differences = make("div", {});
-    const heads = ["", "run", "state", "step", "reward", "accuracy", "a step", "trained", "written"];
+    const heads = ["", "run", "state", "step", "reward", "accuracy", "a step (mean of 20)", "trained", "written"];
     element.append(
       make("div", { class: "head" }, make("h1", {}, "Runs"), this.search, this.count),
       make("div", { class: "table", role: "group", "aria-label": "Runs" }, make("table", { class: "runs" }, make("thead", {}, make("tr", {}, ...heads.map((head) => make("th", { scope: "col" }, head || make("span", { class: "hidden" }, "shown"))))), this.list)),
@@ -73,7 +73,7 @@ export class RunsView {
       const row = make("tr", {}, make("td", {}, box), make("th", { scope: "row" }, make("a", { href: `#/${encodeURIComponent(run.name)}` }, run.name)),
         make("td", {}, make("span", { class: `state ${run.state}`, title: run.story }, run.state)));
       const cells = [`${short(run.step)}${run.steps ? ` / ${short(run.steps)}` : ""}${run.kind === "sft" ? " SFT" : ""}`, short(run.reward), accuracyOf(run)[1], duration(run.step_s ?? NaN), duration(run.total_s ?? NaN), `${duration(Math.max(this.now - run.written, 0))} ago`];
-      const heads = ["step", "reward", "accuracy", "a step", "trained", "written"];
+      const heads = ["step", "reward", "accuracy", "a step (mean of 20)", "trained", "written"];
       row.append(...cells.map((text, column) => make("td", { class: "number", "data-head": heads[column] }, text)));
       return row;
     }));

@@ -18,19 +18,13 @@ BODY = "the body must be a JSON object"
 ONE = "a turn of the policy is one answer; send one request for each"
 FORM = "the form of what the policy says cannot be forced here"
 CHAT_REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
-    "n": (ONE, (1,)),
-    "stop": ("the policy ends its turns itself", ([], "")),
-    "logprobs": ("the run keeps them", (False,)),
-    "top_logprobs": ("the run keeps them", (0,)),
-    "response_format": (FORM, ({"type": "text"},)),
-    "tool_choice": (f"{FORM}: only auto is there", ("auto",)),
-    "functions": ("give tools", ([],)),
-    "function_call": ("give tools", ("auto", "none")),
-    "modalities": ("text only", (["text"],)),
-    "audio": ("text only", ()),
-    "prediction": ("nothing is predicted", ()),
+    "n": (ONE, (1,)), "stop": ("the policy ends its turns itself", ([], "")),
+    "logprobs": ("the run keeps them", (False,)), "top_logprobs": ("the run keeps them", (0,)),
+    "response_format": (FORM, ({"type": "text"},)), "tool_choice": (f"{FORM}: only auto is there", ("auto",)),
+    "functions": ("give tools", ([],)), "function_call": ("give tools", ("auto", "none")),
+    "modalities": ("text only", (["text"],)), "audio": ("text only", ()), "prediction": ("nothing is predicted", ()),
     "web_search_options": ("give a tool that searches", ()),
-}
+}  # fmt: skip
 """field of a chat -> why it is refused, and its values that ask for nothing"""
 TOKENS_REFUSED: dict[str, tuple[str, tuple[Any, ...]]] = {
     "n": (ONE, (1,)),

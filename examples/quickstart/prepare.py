@@ -54,6 +54,8 @@ SAMPLES_PER_LANGUAGE = 400
 """word problems that the tokenizer is trained on, and as many toy programs in each of their languages, if any"""
 DEMONSTRATIONS_PER_PROBLEM = 3
 """different imperfect completions of each training problem"""
+FLAWED = "flawed on purpose, so that reinforcement learning has something to find out"
+"""of the demonstrations, for the warnings about them"""
 Drawn = TypeVar("Drawn", WordProblem, ToyProgram)
 
 
@@ -127,7 +129,12 @@ def prepare(folder: Path, options: Mapping[str, Any], seed: int) -> None:
     write_lines(
         folder / "demonstrations.jsonl",
         (
-            {"problem": one.text, "completion": _imitable(rng, one, chosen), **_request(getattr(one, "asked", ""))}
+            {
+                "problem": one.text,
+                "completion": _imitable(rng, one, chosen),
+                "source": FLAWED,
+                **_request(getattr(one, "asked", "")),
+            }
             for one in train
             for _ in range(DEMONSTRATIONS_PER_PROBLEM)
         ),

@@ -72,7 +72,7 @@ def _between_marks(completion: str) -> list[str]:
 
 
 def architecture(vocabulary: int, max_tokens: int) -> dict[str, Any]:
-    """Content of config.json: a Llama of about 0.8 M parameters with one key head and a tied embedding."""
+    """Content of config.json: a Llama of 0.9 M parameters with one key head and a tied embedding."""
     return {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": vocabulary, "hidden_size": 128,
         "intermediate_size": 352, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 1,

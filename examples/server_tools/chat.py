@@ -81,7 +81,7 @@ async def ask(given: argparse.Namespace) -> int:
     try:
         environment = tools_of(given.environment, given.options)
         headers = {"Authorization": f"Bearer {given.api_key}"}
-        async with httpx.AsyncClient(base_url=given.base_url, headers=headers, timeout=ANSWER_S) as server:
+        async with httpx.AsyncClient(base_url=given.url, headers=headers, timeout=ANSWER_S) as server:
             messages = await chat(server, environment, given.question, turns=given.turns, model=given.model)
     except InputError as error:
         return print_error(error)
@@ -111,7 +111,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("environment", help="a ready environment with tools: python, search or mcp")
     parser.add_argument("question")
     parser.add_argument("--options", type=json.loads, default={}, help='as JSON, e.g. {"corpus": "notes.jsonl"}')
-    parser.add_argument("--base-url", default="http://127.0.0.1:8000/v1")
+    parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="address of the API (default: %(default)s)")
     parser.add_argument("--api-key", default="none")
     parser.add_argument("--model", default="", help="name of the model; empty for the server's own")
     parser.add_argument("--turns", type=int, default=8, help="turns of the model at most (default: 8)")

@@ -12,12 +12,15 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from lab.plan.scenario import Scenario, Workload
+from lab.plan.scenario import Scenario
 from lab.plan.split import Split
+from lab.plan.times import WIDTH
+from trainer.memory import activation_bytes
 
 
-def settings(split: Split, work: Workload) -> dict[str, Any]:
+def settings(split: Split, scenario: Scenario) -> dict[str, Any]:
     """Return the settings of a run with this split: section.key -> value."""
+    work = scenario.work
     return {
         "placement.trainers": split.trainers,
         **({"placement.replicas": split.replicas} if split.replicas > 1 else {}),
@@ -27,9 +30,15 @@ def settings(split: Split, work: Workload) -> dict[str, Any]:
         "rollout.prompts_per_step": work.prompts_per_step, "rollout.group_size": work.group_size,
         "rollout.max_completion_tokens": work.max_completion_tokens, "model.max_tokens": work.max_tokens,
         "optimiser.micro_batch_tokens": work.micro_batch_tokens,
-        **({"optimiser.activation_bytes": 0} if split.recompute else {}),
+        **({"optimiser.activation_bytes": activation_budget(scenario, split)} if split.again.layers else {}),
         **({"lora.rank": work.lora_rank} if work.lora_rank else {}),
     }  # fmt: skip
+
+
+def activation_budget(scenario: Scenario, split: Split) -> int:
+    """The value of optimiser.activation_bytes with which a launch keeps what the split counts."""
+    tokens, again = scenario.work.micro_batch_most, split.again
+    return 0 if again.inputs_on_host else activation_bytes(scenario.decoder, tokens, WIDTH, again)
 
 
 def toml(values: dict[str, Any]) -> str:
@@ -62,7 +71,7 @@ def as_json(scenario: Scenario, split: Split) -> dict[str, Any]:
     """Return the whole plan for programs. Times in seconds, memory in bytes."""
     work = scenario.work
     return {
-        "recommendation": recommendation(split), "settings": settings(split, work),
+        "recommendation": recommendation(split), "settings": settings(split, scenario),
         "step_s": {"asynchronous": split.asynchronous_s, "synchronous": split.synchronous_s},
         "bottleneck": split.bottleneck, "bounds_s": split.bounds, "split": asdict(split),
         "tokens": {
@@ -97,7 +106,7 @@ def show(scenario: Scenario, split: Split) -> Group:
         _table("one step", ("", "time", "how"), _time_rows(scenario, split)),
         _table(f"memory of a GPU, of {usable} to use", ("", "needs", "of which"), _memory_rows(split)),
         Text("settings", style="bold"),
-        Text(toml(settings(split, scenario.work))),
+        Text(toml(settings(split, scenario))),
     )
 
 
@@ -112,7 +121,8 @@ def _table(title: str, columns: tuple[str, str, str], rows: Sequence[tuple[str, 
 
 def _time_rows(scenario: Scenario, split: Split) -> list[tuple[str, str, str]]:
     work, sampled = scenario.work, split.sampling
-    recomputed = ", recomputation" if split.recompute else ""
+    recomputed = ", recomputation" if split.again.layers else ""
+    recomputed += ", inputs of layers on the host" if split.again.inputs_on_host else ""
     return [
         ("sampling, slots always taken", seconds(sampled.full_s),
          f"{work.sampled:,.0f} completions of {work.lengths.mean:,.0f} tokens; up to {sampled.slots:.0f} at once an "

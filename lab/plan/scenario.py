@@ -219,6 +219,11 @@ class Workload:
         return self.prompt_tokens + self.max_completion_tokens
 
     @property
+    def micro_batch_most(self) -> int:
+        """Tokens of the largest micro-batch: a longer sequence than the budget gets one of its own."""
+        return max(self.micro_batch_tokens, self.max_tokens)
+
+    @property
     def tokens(self) -> float:
         """Trained tokens of a step, prompts included."""
         return self.completions * (self.prompt_tokens + self.lengths.mean)

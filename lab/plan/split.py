@@ -33,7 +33,7 @@ from lab.plan.scenario import Scenario
 from lab.plan.times import WIDTH, EngineModel, SamplingTimes
 from shared.errors import ConfigError
 from trainer import memory
-from trainer.memory import TrainerMemory
+from trainer.memory import Recomputation, TrainerMemory
 
 ASYNC_LEVELS = (1, 2)
 """async levels that are tried if none is given: async level 1 keeps to Magistral's rule (open completions at most twice
@@ -54,7 +54,7 @@ class Split:
     engines: int
     tensor_parallel: int
     async_level: int
-    recompute: bool
+    again: Recomputation
     trainer_memory: TrainerMemory
     weight_bytes: float
     """weights on one GPU of an engine"""
@@ -107,53 +107,59 @@ class Split:
 # ---- one placement -----------------------------------------------------------------------------------------------
 
 
-def trainer_memory(scenario: Scenario, trainers: int, recompute: bool, replicas: int = 1) -> TrainerMemory:
+def trainer_memory(scenario: Scenario, trainers: int, again: Recomputation, replicas: int = 1) -> TrainerMemory:
     """Return the memory of one trainer rank."""
     decoder, work = scenario.decoder, scenario.work
-    tokens = max(work.micro_batch_tokens, work.max_tokens)
     readers = scenario.machine.gpus - trainers if scenario.machine.one_node else 0
-    adapters, again = scenario.adapters, decoder.layers if recompute else 0
-    shards = trainers // replicas
+    adapters, shards = scenario.adapters, trainers // replicas
     frozen = memory.FROZEN_BYTES * adapters / shards or memory.frozen_bytes(decoder.parameters, shards)
     frozen = frozen if work.extra_forwards else 0.0
     return memory.trainer_rank(
-        decoder, trainers, shards, tokens, again, WIDTH, WIDTH, frozen, adapters, readers=readers
+        decoder, trainers, shards, work.micro_batch_most, again, WIDTH, WIDTH, frozen, adapters, readers=readers
     )
 
 
-def fitting(scenario: Scenario, trainers: int) -> tuple[bool, TrainerMemory]:
-    """Return (recompute?, memory of a rank): without recomputation if that fits, else with it, even if it does not."""
-    plain = trainer_memory(scenario, trainers, recompute=False)
-    if plain.total <= scenario.machine.usable_bytes:
-        return False, plain
-    return True, trainer_memory(scenario, trainers, recompute=True)
+def fitting(scenario: Scenario, trainers: int) -> tuple[Recomputation, TrainerMemory]:
+    """Return what layers keep, and the memory of a rank: everything if that fits, else the inputs of all layers, else
+    these on the host, even if that does not fit."""
+    for again in recomputations(scenario):
+        rank = trainer_memory(scenario, trainers, again)
+        if rank.total <= scenario.machine.usable_bytes:
+            break
+    return again, rank
 
 
-def replicas_of(scenario: Scenario, trainers: int, recompute: bool) -> int:
+def recomputations(scenario: Scenario) -> list[Recomputation]:
+    """Return what may be recomputed: nothing; all layers; and these with their inputs on the host."""
+    layers = scenario.decoder.layers
+    return [memory.WHOLE, Recomputation(layers), Recomputation(layers, inputs_on_host=True)]
+
+
+def replicas_of(scenario: Scenario, trainers: int, again: Recomputation) -> int:
     """Return how many replicas a launch chooses (trainer/colocate.py): one on each node, or on as few as hold it."""
     nodes, rest = divmod(trainers, scenario.machine.node_gpus)
     for replicas in (count for count in range(0 if rest else nodes, 1, -1) if nodes % count == 0):
-        if trainer_memory(scenario, trainers, recompute, replicas).total <= scenario.machine.usable_bytes:
+        if trainer_memory(scenario, trainers, again, replicas).total <= scenario.machine.usable_bytes:
             return replicas
     return 1
 
 
 def place(
     scenario: Scenario, engines: int, tensor_parallel: int, async_level: int, links: int = 1, sharing: str = "",
-    again: bool = False,
+    again: Recomputation | None = None,
 ) -> Split | None:  # fmt: skip
     """Return the split of a placement; None if it does not fit. The trainers get all GPUs that the engines leave.
 
     links: over which an engine gets its weights between nodes; one in rollout/weights. sharing: of a single GPU.
-    again: recompute in any case.
+    again: what is recomputed, None for no more than has to be.
     """
     decoder, machine, work = scenario.decoder, scenario.machine, scenario.work
     trainers = machine.gpus - engines * tensor_parallel + bool(sharing)
     if trainers < 1:
         return None
-    recompute = again or fitting(scenario, trainers)[0]
-    replicas = replicas_of(scenario, trainers, recompute)
-    rank = trainer_memory(scenario, trainers, recompute, replicas)
+    again = again or fitting(scenario, trainers)[0]
+    replicas = replicas_of(scenario, trainers, again)
+    rank = trainer_memory(scenario, trainers, again, replicas)
     engine = EngineModel(decoder, machine, tensor_parallel, work.lora_rank)
     trained = scenario.adapters or decoder.parameters
     kept = {"": 0.0, "resident": rank.total + BOTH_BYTES, "turns": rank.buffers + BOTH_BYTES}[sharing]
@@ -165,13 +171,13 @@ def place(
     if sharing:  # a launch wants room for a quarter of them at their full length
         slots = min(slots, 4 * engine.completions_in(spare, work.max_tokens))
     return Split(
-        trainers, replicas, engines, tensor_parallel, async_level, recompute, rank,
+        trainers, replicas, engines, tensor_parallel, async_level, again, rank,
         weight_bytes=engine.weight_bytes,
         arriving_bytes=engine.arriving_bytes,
         cache_bytes=int(min(spare, spare * open_at_once / engine.completions_in(spare, work.max_tokens))),
         max_sequences=max(1, int(slots)) if sharing else math.ceil(slots),
         sampling=times.sampling_times(engine, work, engines, slots, max(async_level, 1)),
-        train_s=times.train_s(decoder, machine, work, trainers, recompute, replicas),
+        train_s=times.train_s(decoder, machine, work, trainers, again, replicas),
         write_s=times.moved_s(trained, machine, trainers, times.SEND_BYTES),
         delivery_s=times.delivery_s(trained, machine, trainers, engines, tensor_parallel, links),
         sharing=sharing,
@@ -193,7 +199,7 @@ def splits(scenario: Scenario, async_level: int, tensor_parallel: int = 0) -> It
     only where no async level is asked for."""
     if scenario.machine.gpus == 1:
         ways = [("resident", async_level), *([] if scenario.async_level else [("turns", 0)])]
-        for (sharing, level), again in product(ways, (False, True)):
+        for (sharing, level), again in product(ways, (None, *recomputations(scenario)[1:])):
             if split := place(scenario, 1, max(tensor_parallel, 1), level, sharing=sharing, again=again):
                 yield split
         return

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from lab.plan.scenario import Machine, Workload
 from shared.model.config import DecoderConfig
 from trainer import memory
+from trainer.memory import Recomputation
 from trainer.step.flops import forward_flops
 
 WIDTH = memory.DTYPE_BYTES["bfloat16"]
@@ -31,6 +32,8 @@ OPTIMISER_BYTES = 4 + 4 + 8 + 4 + 8
 """bytes that AdamW moves per parameter: weight, gradient and moments read, weight and moments written"""
 SEND_BYTES = 4 + WIDTH
 """bytes per parameter that a trainer moves to write an update: float32 read, cast and written to its buffer"""
+HOST_BANDWIDTH = 55e9
+"""bytes/s between a card and pinned memory of its host, one direction; of a PCIe 5 card (docs/gpu.md)"""
 MESSAGE_BYTES = 32 << 20
 """size of a message in the chain of engines on several nodes (rollout/weights/network.py)"""
 
@@ -163,19 +166,19 @@ def moved_s(parameters: int, machine: Machine, trainers: int, width: int) -> flo
 
 
 def train_s(
-    decoder: DecoderConfig, machine: Machine, work: Workload, trainers: int, recompute: bool, replicas: int = 1
+    decoder: DecoderConfig, machine: Machine, work: Workload, trainers: int, again: Recomputation, replicas: int = 1
 ) -> float:
     """Return the time of forward, backward and optimiser steps of one batch, seconds."""
     adapters = memory.adapter_parameters(decoder, work.lora_rank)
     flops = training_flops(
-        decoder, work.tokens, work.square_tokens, recompute, work.extra_forwards, frozen=adapters > 0
+        decoder, work.tokens, work.square_tokens, again.layers > 0, work.extra_forwards, frozen=adapters > 0
     )
-    budget = max(work.micro_batch_tokens, work.max_tokens)
     count = work.optimiser_steps
-    each = max(1, math.ceil(work.tokens / count / (trainers * budget))) * count
+    each = max(1, math.ceil(work.tokens / count / (trainers * work.micro_batch_most))) * count
     traffic = traffic_s(decoder, machine, trainers, each, each * work.extra_forwards, adapters, replicas, count)
     steps = count * moved_s(adapters or decoder.parameters, machine, trainers // replicas, OPTIMISER_BYTES)
-    return max(machine.compute_s(flops, trainers), traffic) + steps
+    inputs = memory.input_bytes(decoder, math.ceil(work.tokens / trainers), WIDTH, again.layers * again.inputs_on_host)
+    return max(machine.compute_s(flops, trainers), traffic) + 2 * inputs / HOST_BANDWIDTH + steps
 
 
 def delivery_s(

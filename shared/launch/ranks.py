@@ -303,13 +303,7 @@ def read_role(config: Config, store: dist.Store, folder: Path) -> Role:
         if kind != "controller":
             device = torch.device("cuda", gpus_of(rank, ranks_here(), config, gpus).start)
     return Role(
-        kind=kind,
-        rank=rank,
-        world=world,
-        rank_in_role={"controller": 0, "trainer": rank - 1, "engine": rank - 1 - trainers}[kind],
-        one_node=one_node(),
-        master=os.environ["MASTER_ADDR"],
-        device=device,
-        store=store,
-        folder=folder,
-    )
+        kind=kind, rank=rank, world=world,
+        rank_in_role={"controller": 0, "trainer": rank - 1, "engine": rank - 1 - trainers}[kind], one_node=one_node(),
+        master=os.environ["MASTER_ADDR"], device=device, store=store, folder=folder,
+    )  # fmt: skip

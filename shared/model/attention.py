@@ -106,15 +106,9 @@ class AttentionPlans:
         return self._found[key]
 
     def attend(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        scaling: float | None = None,
-        window: int | None = None,
-        cap: float | None = None,
-        sinks: Tensor | None = None,
-    ) -> Tensor:
+        self, query: Tensor, key: Tensor, value: Tensor, scaling: float | None = None, window: int | None = None,
+        cap: float | None = None, sinks: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         """query [tokens, heads, head_dim], key [tokens, key_heads, head_dim], value [tokens, key_heads, value_dim] ->
         [tokens, heads, value_dim].
 
@@ -153,15 +147,9 @@ def _attend_varlen(joined: Tensor, plan: RaggedPlan, window: int | None = None) 
     if plan.key_tokens is not None:
         key, value = key.index_select(0, plan.key_tokens), value.index_select(0, plan.key_tokens)
     attended = varlen_attn(
-        query,
-        key,
-        value,
-        plan.query_offsets,
-        plan.key_offsets,
-        plan.longest_query,
-        plan.longest_key,
+        query, key, value, plan.query_offsets, plan.key_offsets, plan.longest_query, plan.longest_key,
         window_size=(-1 if window is None else window - 1, 0),  # causal, the last query aligned with the last key
         enable_gqa=plan.heads != plan.key_heads,
-    )
+    )  # fmt: skip
     assert isinstance(attended, Tensor)
     return attended

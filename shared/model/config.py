@@ -113,6 +113,17 @@ class DecoderConfig:
         return tables + self.layers * self.layer_parameters + self.hidden_size
 
     @property
+    def largest_tensor(self) -> int:
+        """Parameters of the largest tensor: a table, or a matrix of a layer."""
+        return max(self.hidden_size * self.vocab_size, *(inputs * outputs for _, inputs, outputs in self.layer_linears))
+
+    @property
+    def reach(self) -> int:
+        """Tokens of the longest sequence: its positions, times the factor where that is not in them already."""
+        stretched = self.rope.get("rope_type") in ("linear", "dynamic")
+        return int(self.max_positions * float(self.rope.get("factor") or 1.0)) if stretched else self.max_positions
+
+    @property
     def products(self) -> int:
         """Weights that multiply every token: the matrices of all layers and the head. A forward costs 2 FLOPs each."""
         return self.layers * self.layer_products + self.vocab_size * self.hidden_size
@@ -131,25 +142,19 @@ class DecoderConfig:
             heads, hidden = _whole(config, "num_attention_heads"), _whole(config, "hidden_size")
             attention_bias = bool(config.get("attention_bias", False))
             shape = cls(
-                family=family,
-                vocab_size=_whole(config, "vocab_size"),
-                hidden_size=hidden,
-                intermediate_size=_whole(config, "intermediate_size"),
-                layers=_whole(config, "num_hidden_layers"),
-                heads=heads,
-                key_heads=_whole(config, "num_key_value_heads", heads),
+                family=family, vocab_size=_whole(config, "vocab_size"), hidden_size=hidden,
+                intermediate_size=_whole(config, "intermediate_size"), layers=_whole(config, "num_hidden_layers"),
+                heads=heads, key_heads=_whole(config, "num_key_value_heads", heads),
                 head_dim=_whole(config, "head_dim", 128 if family == "qwen3" else hidden // heads),
                 norm_epsilon=_number(config, "rms_norm_eps", 1e-6),
                 max_positions=_whole(config, "max_position_embeddings", 2048),
                 tied=bool(config.get("tie_word_embeddings", False)),
                 qkv_bias=family == "qwen2" or (family in ("llama", "qwen3") and attention_bias),
                 output_bias=family in ("llama", "qwen3") and attention_bias,
-                mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
-                qk_norm=family == "qwen3",
-                window=_window(family, config),
-                initializer_range=_number(config, "initializer_range", 0.02),
+                mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)), qk_norm=family == "qwen3",
+                window=_window(family, config), initializer_range=_number(config, "initializer_range", 0.02),
                 rope=_rope(config),
-            )
+            )  # fmt: skip
         except KeyError as error:
             raise ModelError(f"config.json lacks {error}: the folder is incomplete, fetch it again") from error
         except (TypeError, ValueError, OverflowError) as error:
@@ -170,6 +175,8 @@ class MeasuredConfig(DecoderConfig):
     """all parameters"""
     counted_layer: int = 0
     """parameters of one layer, on average"""
+    counted_largest: int = 0
+    """parameters of the largest tensor: of a mixture, mostly that of all experts of a layer"""
     counted_products: int = 0
     """weights of one layer that multiply a token: of a mixture, those of the experts that a token meets"""
     counted_linears: list[tuple[str, int, int]] = field(default_factory=list)
@@ -188,6 +195,11 @@ class MeasuredConfig(DecoderConfig):
     def expert_linears(self) -> list[tuple[str, int, int]]:
         """(name, inputs, outputs) of the tensors of experts, those of all experts of a layer together."""
         return self.counted_experts
+
+    @property
+    def largest_tensor(self) -> int:
+        """Parameters of the largest tensor."""
+        return self.counted_largest
 
     @property
     def layer_products(self) -> int:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from shared.errors import ModelError
 from shared.model.attention import AttentionPlan, attend, plan_attention
@@ -148,9 +147,14 @@ class Decoder(LanguageModel):
         return self.model.layers
 
     @property
-    def head(self) -> Tensor:
-        """[vocab, hidden] weight of the head; the embedding's where the two are tied."""
-        return self.model.embed_tokens.weight if self.config.tied else self.lm_head.weight
+    def embedding(self) -> nn.Module:
+        """The module of the token embedding."""
+        return self.model.embed_tokens
+
+    @property
+    def head(self) -> nn.Module:
+        """The module whose weight is the head's."""
+        return self.model.embed_tokens if self.config.tied else self.lm_head
 
     def forward(self, batch: PackedBatch, temperature: float = 1.0, output: str = "logprobs") -> Any:
         """Score a packed batch: see LanguageModel. Raises ModelError for a sequence beyond a sliding window."""
@@ -176,10 +180,7 @@ class Decoder(LanguageModel):
         tables = Tables(cos.to(x.dtype), sin.to(x.dtype), plan)
         for number, layer in enumerate(self.model.layers):
             kept = keep if layer is self.model.layers[-1] else None
-            if number < self.recompute and torch.is_grad_enabled():
-                x = checkpoint(layer, x, tables, kept, use_reentrant=False)
-            else:
-                x = layer(x, tables, kept)
+            x = self.run_layer(number, layer, x, tables, kept)
         normed: Tensor = self.model.norm(x)
         return normed
 

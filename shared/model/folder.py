@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
 
 from shared.errors import ModelError
 from shared.json_reader import parse_json
@@ -26,6 +28,20 @@ def load_config(folder: Path) -> dict[str, Any]:
         if not isinstance(name, str):
             raise ModelError(f"{folder / 'config.json'}: {str(name)[:60]} is no name of a model: fetch the file again")
     return config
+
+
+def newest_export(path: str) -> str:
+    """A model's path as it was given, of a run's folder its newest export. Raises ModelError where it has none."""
+    folder = Path(path).expanduser()
+    if not path or (folder / "config.json").exists() or not (folder / "config.toml").is_file():
+        return path
+    if not (folder / "latest").is_dir():
+        raise ModelError(f"{path} is the folder of a run that has exported no model: train it to its end first")
+    return str(Path(path) / "latest")
+
+
+ModelPath = Annotated[str, AfterValidator(newest_export)]
+"""a setting that names a model: its folder, that of a run, or a Hub id"""
 
 
 def check_files(folder: Path) -> None:

@@ -18,7 +18,7 @@ from shared.atomic_write import cannot_write, flush
 from shared.errors import CheckpointError, ModelError
 from shared.model.config import DecoderConfig
 from shared.model.folder import load_config as load_config  # callers say hf.load_config
-from shared.model.folder import read_json
+from shared.model.folder import newest_export, read_json
 from shared.model.implementation import VISION_LANGUAGE, make_model, read_shape
 from shared.model.stored_names import split_stored
 
@@ -37,12 +37,12 @@ TOKENIZER_FILES = (
 
 
 def resolve(path_or_hub_id: str, setting: str = "model.path") -> Path:
-    """Folder of a model: the path itself, or a Hub id ("owner/name") fetched into Hugging Face's cache.
+    """Folder of a model: the path itself, a run's newest export, or a Hub id ("owner/name") fetched into its cache.
 
     `setting` is named in errors. Raises ModelError when there is no such folder, or the Hub cannot give it (offline,
     unknown, not allowed).
     """
-    folder = Path(path_or_hub_id).expanduser()
+    folder = Path(newest_export(path_or_hub_id)).expanduser()
     if folder.is_dir():
         return folder
     parts = path_or_hub_id.split("/")

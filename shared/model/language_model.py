@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from shared.model.config import DecoderConfig
 from shared.model.cpu import cpu_decoder
@@ -22,11 +24,14 @@ from shared.model.routing import ExpertCounts
 
 class LanguageModel(nn.Module, ABC):
     """A causal language model over packed sequences. `attention` names a backend; of the first `recompute` layers only
-    the inputs are kept, and they are computed again in the backward pass (all of them: a third more time)."""
+    the inputs are kept, and they are computed again in the backward pass (all of them: a third more time). Both may
+    change from one forward to the next."""
 
     def __init__(self, config: DecoderConfig, attention: str = "auto", recompute: int = 0):
         super().__init__()
         self.config, self.attention, self.recompute = config, attention, recompute
+        self.inputs_on_host = False
+        """whether the inputs of layers that are computed again wait in the host's memory"""
         self.in_place = False
         """True: the head's gradient is added to its weight's `grad` at once where there is one, past autograd"""
         self.compute_dtype: torch.dtype | None = None
@@ -44,8 +49,13 @@ class LanguageModel(nn.Module, ABC):
 
     @property
     @abstractmethod
-    def head(self) -> Tensor:
-        """[vocab, hidden] weight of the head; the embedding's where the two are tied."""
+    def embedding(self) -> nn.Module:
+        """The module of the token embedding."""
+
+    @property
+    @abstractmethod
+    def head(self) -> nn.Module:
+        """The module whose weight [vocab, hidden] is the head's: the embedding where the two are tied."""
 
     def stored(self) -> Iterator[tuple[str, Tensor]]:
         """Yield (Hugging Face's name, tensor) of what a model folder holds: parameters, tied ones once, and a few
@@ -61,6 +71,13 @@ class LanguageModel(nn.Module, ABC):
     def states(self, batch: PackedBatch, keep: Tensor | None) -> Tensor:
         """The last norm's output [kept, hidden] at the positions `keep` [kept] int64, or [tokens, hidden] at all."""
 
+    def run_layer(self, number: int, run: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+        """The output of layer `number`: `run` of its inputs, again in the backward pass where it is recomputed."""
+        if number >= self.recompute or not torch.is_grad_enabled():
+            return run(*inputs, **named)
+        with torch.autograd.graph.save_on_cpu(pin_memory=True) if self.inputs_on_host else nullcontext():
+            return checkpoint(run, *inputs, use_reentrant=False, **named)
+
     def forward(self, batch: PackedBatch, temperature: float = 1.0, output: str = "logprobs") -> Any:
         """Score a packed batch.
 
@@ -72,13 +89,18 @@ class LanguageModel(nn.Module, ABC):
         if batch.token_ids.device.type == "cpu":
             batch = cpu_decoder.round_up(batch, cpu_decoder.ROWS)
         hidden = self.states(batch, None if output == "logits" else batch.loss_positions)
-        weight = self.head
         if output == "logits":
-            logits = F.linear(hidden[:tokens].float(), weight.to(hidden.dtype).float())
-            return self.head_scale.apply(logits)
-        d_weight = weight.grad if self.in_place else None
-        scores = chunked_logprobs(hidden, weight, batch.targets, temperature, d_weight=d_weight, scale=self.head_scale)
-        scored = (*scores, hidden)
+            return self.score(hidden[:tokens], None)
+        scored = (*self.score(hidden, batch.targets, temperature), hidden)
         returned = scored if output == "states" else scored[:2]
         # a copy: FSDP hooks into what is returned, and a view would hide it
         return tuple(one if len(one) == targets else one[:targets].clone() for one in returned)
+
+    def score(self, hidden: Tensor, targets: Tensor | None, temperature: float = 1.0) -> Any:
+        """What the head makes of hidden states [n, hidden]: log-probs of the targets and entropy, both [n] float32;
+        without targets, logits [n, vocab] float32, no temperature. To FSDP it is the head's forward."""
+        weight: Tensor = self.head.weight  # type: ignore[assignment]
+        if targets is None:
+            return self.head_scale.apply(F.linear(hidden.float(), weight.to(hidden.dtype).float()))
+        d_weight = weight.grad if self.in_place else None
+        return chunked_logprobs(hidden, weight, targets, temperature, d_weight=d_weight, scale=self.head_scale)

@@ -155,15 +155,9 @@ def _pull_logits(
 class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        temperature: float,
-        tile: Tile,
-        d_weight: Tensor | None,
-        scale: HeadScale,
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, tile: Tile,
+        d_weight: Tensor | None, scale: HeadScale,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
         logprobs, entropy, normaliser = (hidden.new_empty(targets.shape, dtype=dtype) for _ in range(3))
         with exact_products(hidden):

@@ -113,7 +113,7 @@ def attach(model: nn.Module, rank: int, alpha: float, targets: str | Iterable[st
     ConfigError for a target that names nothing.
     """
     head, names = getattr(model, "head", None), [targets] if isinstance(targets, str) else list(targets)
-    linears = {name: one for name, one in model.named_modules() if type(one) is nn.Linear and one.weight is not head}
+    linears = {name: one for name, one in model.named_modules() if type(one) is nn.Linear and one is not head}
     experts = {name: one for name, one in expert_tensors(model) if EXPERTS in names}
     chosen = set()
     for target in names:

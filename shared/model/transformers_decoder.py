@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from shared.errors import ModelError
 from shared.model.attention import AttentionPlans
@@ -36,8 +35,8 @@ PACKED_LAYERS = {"full_attention", "sliding_attention"}
 
 def packed_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
-    scaling: float | None = None, dropout: float = 0.0, sliding_window: int | None = None,
-    softcap: float | None = None, s_aux: Tensor | None = None, plans: AttentionPlans | None = None, **_: Any,
+    scaling: float | None = None, dropout: float = 0.0, sliding_window: int | None = None, softcap: float | None = None,
+    s_aux: Tensor | None = None, plans: AttentionPlans | None = None, **_: Any,
 ) -> tuple[Tensor, None]:  # fmt: skip
     """An attention function of transformers: query [1, heads, tokens, head_dim] -> [1, tokens, heads, value_dim].
 
@@ -155,6 +154,7 @@ def measure(config: Mapping[str, Any]) -> MeasuredConfig:
         tied=tied,
         counted=sum(parameter.numel() for parameter in parameters.values()) - dropped,
         counted_layer=sum(parameter.numel() for parameter in layers.parameters()) // len(layers),
+        counted_largest=max(parameter.numel() for parameter in parameters.values()),
         counted_products=int(products) // len(layers),
         counted_linears=[(name, one.in_features, one.out_features) for name, one in linears],
         counted_experts=[
@@ -203,8 +203,8 @@ class TransformersDecoder(LanguageModel):
         if shape.experts:
             self.expert_counts = ExpertCounts(len(self.layers), shape.experts, shape.chosen)
             route_layers(self.layers)
-        for layer in list(self.layers)[:recompute]:
-            layer.forward = partial(run_again, layer.forward)
+        for number, layer in enumerate(self.layers):
+            layer.forward = partial(self.run_layer, number, layer.forward)
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -213,10 +213,16 @@ class TransformersDecoder(LanguageModel):
         return layers
 
     @property
-    def head(self) -> Tensor:
-        """[vocab, hidden] weight of the head; the embedding's where the two are tied."""
-        weight: Tensor = self.__dict__["head_of"].weight
-        return weight
+    def embedding(self) -> nn.Module:
+        """The module of the token embedding."""
+        module: nn.Module = self.__dict__["causal"].get_input_embeddings()
+        return module
+
+    @property
+    def head(self) -> nn.Module:
+        """The module whose weight is the head's."""
+        module: nn.Module = self.__dict__["head_of"]
+        return module
 
     @torch.no_grad()
     def settle_buffers(self) -> None:
@@ -243,13 +249,6 @@ class TransformersDecoder(LanguageModel):
             hidden = base(input_ids=rows.token_ids, position_ids=places, use_cache=False, **more)[0]
             states = hidden.flatten(0, 1).index_select(0, rows.places)
         return states if keep is None else states.index_select(0, keep)
-
-
-def run_again(forward: Any, *inputs: Any, **named: Any) -> Any:
-    """A layer's forward that keeps only its inputs and runs again in the backward pass."""
-    if not torch.is_grad_enabled():
-        return forward(*inputs, **named)
-    return checkpoint(forward, *inputs, use_reentrant=False, **named)
 
 
 @dataclass(frozen=True)

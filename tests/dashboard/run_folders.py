@@ -30,6 +30,7 @@ from verify.reward import score
 
 NO_PID = 2**22 + 1
 """larger than any process id"""
+ASKED = ("de", "en", "es", "fr", "hi", "it", "ja", "none", "pt", "ru", "zh")
 PROBLEMS = [
     Problem("sum-1", "Find $\\sum_{k=1}^{n} k$ for $n = 4$.", "10", "en"),
     Problem("äpfel-2", "Anna hat 5 Äpfel und kauft 3 dazu. Wie viele Äpfel hat sie jetzt?", "8", "de"),
@@ -141,6 +142,7 @@ def write_run(folder: Path, *, steps: int = 120, rollouts: int = 3, state: str =
         for temperature in (1.0, 0.0):
             parts = {f"language/{code}": Breakdown(32, accuracy + more, 0.08, 0.8)
                      for code, more in (("de", -0.05), ("en", 0.05))}  # fmt: skip
+            parts |= {f"asked/{code}": Breakdown(8, accuracy, 0.1, 0.8) for code in ASKED}
             made = Evaluation(64, accuracy, 0.06, 0.8, temperature=temperature, format=0.97, reward=accuracy,
                               tokens=80.0, parts=parts)  # fmt: skip
             evaluations.append(EvaluationRecord(version, 4.0 * version, made))

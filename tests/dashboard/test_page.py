@@ -16,7 +16,7 @@ from playwright.sync_api import Page, expect
 from dashboard.run_folder import RunFolder
 from dashboard.test_case import write_test
 from shared.metrics import MetricsLog
-from tests.dashboard.run_folders import episode, group_of, metrics, tokenizer_of, write_foreign, write_run
+from tests.dashboard.run_folders import ASKED, episode, group_of, metrics, tokenizer_of, write_foreign, write_run
 from tests.serve.browser import Visitor, chromium
 from tests.serve.test_page_safety import HOSTILE
 from trainer.data.data_source import write_jsonl
@@ -96,6 +96,21 @@ def test_running_finished_crashed_and_foreign_runs(visit):
     page.locator(".chart", has_text="my/score").scroll_into_view_if_needed()
     expect(page.locator(".chart", has_text="my/score").locator("canvas")).to_have_count(1)
     expect(visit("no-such-run").page.get_by_role("alert")).to_have_text("there is no such run here")
+
+
+def test_parts_of_evaluations_have_a_chart_by_kind_and_every_line_a_look_of_its_own(visit):
+    """Eleven lines have eight colours: the marks of the others are broken as the lines are."""
+    page = visit("apples-lr5e-5").page
+    charts = page.locator(".chart", has=page.get_by_role("heading", name="Accuracy by"))
+    expect(charts.locator("h3")).to_have_text(
+        ["Accuracy by language asked for, sampled", "Accuracy by language of the problem, sampled"]
+    )
+    expect(charts.nth(0).locator(".legend .name")).to_have_text(list(ASKED))
+    looks = (
+        charts.nth(0).locator(".mark").evaluate_all("marks => marks.map((mark) => getComputedStyle(mark).background)")
+    )
+    assert len(set(looks)) == 11 and ["gradient" in look for look in looks] == [False] * 8 + [True] * 3
+    assert page.locator(".facts").inner_text().split("\n").count("a step (mean of 20)") == 1
 
 
 def test_axes_and_smoothing(visit):

@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 from dashboard.app import create_app
 from dashboard.run_folder import RunFolder, RunFolders
 from shared.config import Config
+from shared.metrics import MetricsLog
 from tests.dashboard.run_folders import metrics, write_foreign, write_lines, write_lock, write_run
 from trainer.run_lock import RunLock
 
@@ -50,6 +51,14 @@ def test_the_headline_is_the_evaluation_before_and_after(folder, tmp_path):
     rows = [{"version": 3, "seconds": 1, "evaluation": {"accuracy": 0.5, "temperature": 0.0}}, {"version": "x"}]
     write_lines(tmp_path / "evaluations.jsonl", [*rows, {"version": 4, "evaluation": {"accuracy": 10**400}}])
     assert RunFolder(tmp_path).summary()["evaluated"] is None, "one version is no difference"
+
+
+def test_the_time_of_a_step_is_a_mean_of_the_last_ones(tmp_path):
+    """The last step alone may be a short one: it samples nothing for a step after it."""
+    log = MetricsLog(tmp_path / "metrics.jsonl")
+    for step in range(1, 41):
+        log.write(step, {"time/step_s": 100.0 if step <= 20 else 2.0 if step < 40 else 22.0})
+    assert RunFolder(tmp_path).summary()["step_s"] == 3.0
 
 
 def test_a_copy_of_a_run_that_has_ended_ended_when_the_run_did(tmp_path):

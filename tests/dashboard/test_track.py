@@ -20,6 +20,7 @@ from dashboard.trackers import COLUMNS, TRACKERS, Rows, as_markdown
 from shared import settings_file
 from shared.clean_text import clean
 from shared.config import Config
+from shared.errors import install_command
 from shared.metrics import MetricsLog
 from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict
 from tests.dashboard.run_folders import write_lines
@@ -195,7 +196,7 @@ def test_names_of_trackers_and_a_package_that_is_not_installed(tmp_path, monkeyp
     assert [line.split('"')[1] for line in lines] == ["tensorboard", "mlflow"]
     monkeypatch.setattr(trackers, "distribution", Mock(side_effect=PackageNotFoundError("mlflow")))
     assert __main__.main(["configs/quickstart.toml", '--trackers=["mlflow"]', "--dry-run"]) == 2
-    assert "`pip install mlflow`" in capsys.readouterr().err
+    assert f"not installed: {install_command('mlflow')}\n" in capsys.readouterr().err
 
 
 def test_cells_of_a_table_in_markdown_mean_nothing_in_it():

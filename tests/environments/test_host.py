@@ -244,11 +244,13 @@ async def test_a_process_that_is_killed_between_turns_is_replaced_and_the_instan
     ("mcp", {"command": "server", "variables": ["MAPS_TOKEN"]}, 'variables names "MAPS_TOKEN"'),
     ("mcp", {"url": "http://x", "key_variable": "MAPS_TOKEN"}, 'key_variable = "MAPS_TOKEN"'),
     ("nowhere", {}, "environment.plugins names"),
+    ("empty", {}, 'empty.py was read, and registers no environment: write @environment("NAME")'),
 ])  # fmt: skip
 async def test_wrong_options_are_told_at_the_start(tmp_path, monkeypatch, name, options, words):
     monkeypatch.delenv("MAPS_TOKEN", raising=False)
     (tmp_path / "faulty.py").write_text(FILE)
-    plugins = [str(tmp_path / f"{name}.py")] if name in ("faulty", "nowhere") else []
+    (tmp_path / "empty.py").write_text("class Mine: ...\n")
+    plugins = [str(tmp_path / f"{name}.py")] if name in ("faulty", "nowhere", "empty") else []
     host = EnvironmentHost(EnvironmentSettings(plugins=plugins, options={name: options}), RewardWeights(), grade)
     with pytest.raises(ConfigError, match=re.escape(words)):
         await host.start([name])

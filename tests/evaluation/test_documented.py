@@ -4,13 +4,15 @@ has an evaluation of the real engine."""
 import json
 import re
 import shlex
-import shutil
+import tomllib
 
 import pytest
 
 from evaluation.__main__ import main
 from examples.quickstart.prepare import prepare
+from tests.commands import ROOT
 
+CONFIG = tomllib.loads((ROOT / "configs/quickstart.toml").read_text(encoding="utf-8"))
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(540)]
 
 
@@ -19,21 +21,22 @@ def test_every_command_runs(serve, tmp_path, root, monkeypatch, capsys):
     made.mkdir(parents=True)
     prepare(made, {"problems": 64, "validation": 24, "max_tokens": 160}, 0)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MAESTRALE_EVALUATE_URL", serve("It is \\boxed{3}.", name="quickstart").url + "/v1")
+    served = serve("It is \\boxed{3}.", name="quickstart")
+    monkeypatch.setenv("MAESTRALE_EVALUATE_URL", f"{served.url}/v1")
     text = "\n".join((root / name).read_text(encoding="utf-8") for name in ("README.md", "docs/evaluation.md"))
-    commands = set(re.findall(r"^\.venv/bin/python -m evaluation (.*)$", text, re.MULTILINE))
-    assert len(commands) == 3
-    for arguments in sorted(
-        (shlex.split(line, comments=True) for line in commands), key=lambda one: "--compare" in one
-    ):
-        if "--compare" in arguments:
-            for name in ("before", "after"):
-                shutil.copytree(evaluations / "quickstart", evaluations / name)
+    form = r"^(?:bash examples/while_serving.sh (\S+) )? *\.venv/bin/(?:python -m evaluation|maestrale evaluate) (.*)$"
+    commands = dict.fromkeys(re.findall(form, text.replace("\\\n", ""), re.MULTILINE))
+    assert len(commands) == 5 and list(commands)[-1][1].startswith("--compare")
+    for model, line in commands:
+        if model:  # what the server says of the weights of such an export
+            step = re.sub(r"\D", "", model) or CONFIG["steps"]
+            served.engine.version = f"quickstart, step {step}"
+        arguments = shlex.split(line, comments=True)
         code, printed = main(arguments), capsys.readouterr()
         if "aime24" in arguments:
             assert code == 2 and "`python -m evaluation.download aime24`" in printed.err, printed
             assert printed.err.count("\n") == 1 and "aime24.jsonl" in printed.err
         else:
             assert code == 0, (arguments, printed)
-    validation = json.loads((evaluations / "quickstart/results.json").read_text())["benchmarks"]["validation"]
+    validation = json.loads((evaluations / "quickstart_step_0/results.json").read_text())["benchmarks"]["validation"]
     assert validation["responses"] == 24 and validation["errors"] == 0 and (evaluations / "difference").is_dir()

@@ -292,8 +292,16 @@ def test_mistakes_are_one_line(out, file, tmp_path, capsys):
         ("auto.jsonl:1: reasoning_language 'auto' is no code", languages[1]),
         ("w.jsonl:1: its tests are not understood", odd),
         ("samples", str(file), "--samples", "0"),
-        ("two evaluations", "--compare", str(tmp_path)),
-        ("is no evaluation", "--compare", str(tmp_path), str(tmp_path)),
+        ("takes two folders of evaluations: given none, missing BEFORE and AFTER", "--compare"),
+        (f"evaluations: given {tmp_path}, missing AFTER", "--compare", str(tmp_path)),
+        ("evaluations: given a, b, c, missing nothing", "--compare", "a", "b", "c"),
+        (f"{tmp_path} is no evaluation: there is no evaluation.json in it", "--compare", str(tmp_path), str(tmp_path)),
+        (
+            "x is no evaluation: there is no such folder; evaluations in",
+            "--compare",
+            str(tmp_path / "x"),
+            str(tmp_path),
+        ),
     ):
         assert main([*arguments, "--out", str(out)]) == 2
         told = capsys.readouterr().err

@@ -12,7 +12,7 @@ from evaluation.__main__ import main
 from evaluation.client import ParsedResponse
 from evaluation.grading import ResponseGrader
 from evaluation.results import Votes, figures
-from evaluation.samples import SampleRecord
+from evaluation.samples import SampleRecord, label
 from evaluation.tasks import BenchmarkSampling
 from shared.types import Problem, Verdict
 from tests.evaluation.conftest import evaluate, prompt_of, write_rows
@@ -73,6 +73,10 @@ def test_the_difference_and_what_flipped(plain, tmp_path, capsys):
     assert sums["interval"] == pytest.approx([0.4 - 1.96 * 0.21, 0.4 + 1.96 * 0.21], abs=0.12)
     assert compared["warnings"] == [] and "warning" not in words
     assert "= before -> " in words and "= after (*" in words, "other models are what is compared, no reason to warn"
+    page = (difference / "compare.html").read_text()
+    assert (
+        "+40.0 (" in page and "sums, now wrong: p9" in page and "pass@1 after: after" in page and "<script" not in page
+    )
     assert "+40.0" in words and "now wrong: p9" in words
     assert "| sums | 10 | 40.0 | 80.0 | +40.0" in (difference / "compare.md").read_text()
 
@@ -90,4 +94,25 @@ def test_what_is_not_the_same_is_told_and_nothing_in_common_refused(plain, tmp_p
     assert "s.temperature = 0.7, now 1.0" in output
     assert "s: 1 of 5 problems were asked in other words" in output and "s: 6 and 9 problems, 5 in both" in output
     assert main(["--compare", str(tmp_path / "a"), str(tmp_path / "c")]) == 2
-    assert "no problem in common" in capsys.readouterr().err
+    assert "no problem in common (they have s and t): give" in capsys.readouterr().err
+    assert main(["--compare", str(tmp_path / "a"), str(tmp_path / "d")]) == 2
+    assert f"evaluations in {tmp_path}: {', '.join(str(tmp_path / name) for name in 'abc')}" in capsys.readouterr().err
+
+
+def test_two_steps_of_a_run_have_names_of_their_own(serve, tmp_path, capsys, monkeypatch):
+    """Both are served as "plus", the name of their run."""
+    monkeypatch.chdir(tmp_path)
+    served, file = serve(r"\boxed{3}", name="plus"), write_rows(tmp_path / "sums.jsonl", *ROWS[:3])
+    for step in (0, 56):
+        served.engine.version = f"plus, step {step}"
+        assert main([str(file), "--url", f"{served.url}/v1", "--samples", "1"]) == 0
+    folders = [f"runs/evaluations/plus_step_{step}" for step in (0, 56)]
+    for folder, step in zip(folders, (0, 56), strict=True):
+        assert (tmp_path / folder / "summary.md").read_text().startswith(f"# Evaluation of plus, step {step}\n")
+        assert f"<title>Evaluation of plus, step {step}</title>" in (tmp_path / folder / "report.html").read_text()
+    capsys.readouterr()
+    assert main(["--compare", *folders]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert f"{folders[0]} = plus, step 0 -> {folders[1]} = plus, step 56 (*" in words
+    assert label({"model": "mine", "weights": "plus, step 56"}) == "mine, plus, step 56"
+    assert label({"model": "plain", "weights": ""}) == "plain"

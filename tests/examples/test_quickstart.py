@@ -5,6 +5,7 @@ import hashlib
 import json
 import random
 import re
+import tomllib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -321,11 +322,11 @@ def test_the_same_seed_gives_the_same_files_and_validation_is_the_same_for_every
 
 def test_without_programs_and_requests_every_file_is_what_it_was_before_there_were_any(tmp_path):
     """Digests of the version before; the tokenizer's texts decide the tokenizer. The demonstrations' digest changed
-    with their flaws."""
+    with their flaws, and with the word about them."""
     bare = options(0.0, requests=0.0)
     prepare(tmp_path, bare.model_dump(), 0)
     names = ("train.jsonl", "validation.jsonl", "demonstrations.jsonl")
-    assert digest((tmp_path / name).read_bytes() for name in names) == "4e76a23dd0c052966e1afe3f8b5d9ba1"
+    assert digest((tmp_path / name).read_bytes() for name in names) == "164b66e0ca9fa37c0361844c9ff00992"
     pieces = (f"{piece}\0".encode() for text in quickstart.texts_of(bare) for piece in tiny_model._between_marks(text))
     assert digest(pieces) == "1bfc55c3f77601837dbc04e9d680c33e"
     assert json.loads((tmp_path / "model" / "config.json").read_text(encoding="utf-8"))["vocab_size"] == 1280
@@ -432,3 +433,15 @@ def test_every_id_has_a_token_even_for_one_language():
     tokenizer = tiny_model.train_tokenizer(quickstart.texts_of(Options(languages=["it"])))
     assert tokenizer.get_vocab_size() == tiny_model.VOCABULARY
     assert all(tokenizer.id_to_token(number) is not None for number in range(tiny_model.VOCABULARY))
+
+
+def test_pages_name_the_models_size_and_demonstrations_say_that_they_are_flawed(tmp_path):
+    prepare(tmp_path, {"problems": 8, "validation": 8}, seed=0)
+    folder = Path(quickstart.__file__).parent
+    table = tomllib.loads((folder / "settings.toml").read_text())["prepare"]["options"]
+    quickstart.make_tiny_model(tmp_path / "whole", Options.model_validate(table), 0)
+    size = f"{sum(each.numel() for each in load_model(tmp_path / 'whole').parameters()) / 1e6:.1f}"
+    assert f"A model of {size} million parameters" in (folder / "README.md").read_text()
+    assert f"({size} M parameters)" in (folder / "settings.toml").read_text()
+    rows = [json.loads(line) for line in (tmp_path / "demonstrations.jsonl").read_text().splitlines()]
+    assert {row["source"] for row in rows} == {quickstart.FLAWED}

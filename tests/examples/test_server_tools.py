@@ -66,7 +66,7 @@ async def test_turns_have_an_end_and_errors_are_told(serve):  # noqa: F811
 
 
 def test_its_command_shows_calls_and_results(serve, capsys):  # noqa: F811
-    arguments = ["python", QUESTION, "--turns", "1", "--base-url"]
+    arguments = ["python", QUESTION, "--turns", "1", "--url"]
     assert main([*arguments, f"{serve(saying(program('1'), 'One.')).url}/v1"]) == 2
     shown = capsys.readouterr()
     assert shown.out == '[call] python {"code": "1"}\n[result] 1\n\n' and "raise --turns" in shown.err

@@ -191,6 +191,7 @@ def test_the_example_of_inspect_finds_the_score_that_ours_finds(serve, tmp_path)
     assert sum(usage["reasoning_tokens"] for usage in seen["stats"]["model_usage"].values()) > 12 * 40
 
 
+@pytest.mark.soak  # in make test: log-probs of prompts, tests/serve/test_completions.py
 def test_lm_eval_scores_choices_by_log_likelihood(serve, tmp_path):
     served = serve("x", logprob=-0.25)
     rows = [{"problem": f"{number} apples and 果:", "choices": ["long words", "é"], "answer": number % 2}

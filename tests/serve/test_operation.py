@@ -66,13 +66,15 @@ def test_one_line_a_request(serve, caplog):
         headers = {"x-request-id": f"id-{number}", "authorization": "Bearer secret-key"}
         served.client.post(f"{CHAT}?key=secret-key", json=body, headers=headers)
     served.client.get("/now%0Ahere", headers={"x-request-id": "id-2"})
-    served.client.head("/health", headers={"x-request-id": "id-3"})
+    for probe in ("/health", "/ready"):
+        assert served.client.get(probe).is_success, "asked all the time, and never in the log"
+    served.client.head("/version", headers={"x-request-id": "id-3"})
     eventually(lambda: len(access()) == 4)
     tokens = len(served.server.prompts.chat.encode("<think>a</think>" + "b" * 5))
     for line in access()[:2]:
         assert re.fullmatch(rf"POST {CHAT} 200 \d+ ms \d\d+\+{tokens} tokens id-[01]", line), line
     assert re.fullmatch(r"GET /now%0Ahere 404 \d+ ms 0\+0 tokens id-2", access()[2])
-    assert re.fullmatch(r"HEAD /health 200 \d+ ms 0\+0 tokens id-3", access()[3])
+    assert re.fullmatch(r"HEAD /version 200 \d+ ms 0\+0 tokens id-3", access()[3])
     assert not any("secret" in record.getMessage() for record in caplog.records if record.name.startswith("serve"))
 
 

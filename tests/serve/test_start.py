@@ -3,6 +3,7 @@ hear there before the model has loaded; what is handed to vLLM."""
 
 import asyncio
 import json
+import shlex
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import httpx
+import openai
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -170,7 +172,8 @@ def starting(model_folder):
     with take_address("127.0.0.1", 0) as address, ThreadPoolExecutor(1) as pool:
         port = address.getsockname()[1]
         settings = ServerSettings(model=str(model_folder), port=port)
-        server = DrainingServer(create_app(settings, engine), settings)
+        server = DrainingServer(app := create_app(settings, engine), settings)
+        command.announce(app.state.server, settings, address)
         end = pool.submit(server.run, sockets=[address])
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             assert client.get("/ready").status_code == 503
@@ -178,14 +181,41 @@ def starting(model_folder):
         server.should_exit = True
 
 
-def test_a_server_answers_while_its_engine_starts(starting):
+def test_a_server_answers_while_its_engine_starts(capsys, starting):
     client = starting.client
     assert client.get("/health").status_code == 200
     reply = client.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_starting")
     assert int(reply.headers["retry-after"]) > 0
+    assert "curl" not in capsys.readouterr().err
     starting.engine.go.set()
     eventually(lambda: client.get("/ready").is_success)
+    told: list[str] = []
+    eventually(lambda: told.append(capsys.readouterr().err) or "OpenAI(" in "".join(told))  # a moment after it is ready
+    lines = "".join(told).splitlines()
+    page, curl, openai_client = (
+        next(line for line in lines if line.startswith(word)) for word in ("chat page", "curl", "OpenAI")
+    )
+    assert page == f"chat page: {str(client.base_url).rstrip('/')}/" and client.get("/").is_success
+    run = subprocess.run(shlex.split(curl), capture_output=True, text=True, timeout=60)
+    assert json.loads(run.stdout)["choices"][0]["message"]["content"] == "x", run
+    reached = eval(openai_client, {"OpenAI": openai.OpenAI})
+    assert [model.id for model in reached.models.list()] == [starting.server._server.name]
+
+
+@pytest.mark.parametrize(("host", "url"), [
+    ("0.0.0.0", "http://127.0.0.1:"), ("::", "http://[::1]:"), ("::1", "http://[::1]:"),
+    ("localhost", "http://localhost:"),
+])  # fmt: skip
+def test_the_address_that_is_told_is_one_that_can_be_opened(host, url, capsys):
+    server = SimpleNamespace(name="tiny")
+    with take_address(host, 0) as listening:
+        command.announce(server, ServerSettings(host=host, keys="keys.json"), listening)  # type: ignore[arg-type]
+        assert capsys.readouterr().err == f"starting tiny at {url}{listening.getsockname()[1]}\n"
+        server.on_ready()
+    page, curl, openai_client = capsys.readouterr().err.splitlines()
+    assert all(url in line for line in (page, curl, openai_client))
+    assert "-H 'Authorization: Bearer KEY' -d" in curl and 'api_key="KEY"' in openai_client
 
 
 def test_a_signal_ends_a_server_whose_engine_starts(starting):

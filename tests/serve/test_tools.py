@@ -1,6 +1,7 @@
 """Tools and structured answers over a scripted engine; test_vllm.py has them with the engine that enforces them."""
 
 import json
+import re
 
 import pytest
 
@@ -59,6 +60,29 @@ def test_calls_are_found_and_told(serve):
     assert [call["index"] for call in calls] == [0, 1] and json.loads(calls[1]["function"]["arguments"])["a"] == 3
     assert "".join(delta.get("content") or "" for delta in deltas) == "Let me see."
     assert events[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+@pytest.mark.parametrize(("body", "parts", "repair"), [
+    ({"tools": [ADD] * 9}, r"tools \d{3,}, system prompt \d+", "give fewer tools"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": PARAMETERS}}},
+     r"response_format \d+, system prompt \d+", "give a smaller schema"),
+    ({}, r"system prompt \d+", "shorten it"),
+])  # fmt: skip
+def test_a_prompt_that_is_too_long_says_what_fills_it(serve, body, parts, repair):
+    """Tools and a form stand in the system prompt, which a client does not see."""
+    served = serve("x", max_tokens=20, system_prompt="Think first.")
+    error = served.ask(**body).json()["error"]
+    wanted = rf"the prompt has (\d+) tokens \({parts}\), the model's context 20: {repair}, or take a model with a"
+    found = re.match(wanted, error["message"])
+    assert error["code"] == "context_length_exceeded" and found, error["message"]
+    assert sum(map(int, re.findall(r"\d+", found[0])[1:-1])) <= int(found[1])
+
+
+def test_a_raw_prompt_that_is_too_long_has_no_parts(serve):
+    served = serve("x", max_tokens=4)
+    body = {"prompt": "a b c d e f g", "max_tokens": 1}
+    error = served.client.post("/v1/completions", json=body).json()["error"]["message"]
+    assert re.fullmatch(r"the prompt has \d+ tokens, the model's context 4: shorten it, or take .*", error), error
 
 
 def test_one_tool_at_most_and_none_at_all(serve):

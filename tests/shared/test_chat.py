@@ -274,3 +274,11 @@ def test_an_export_tells_whether_its_training_asked_for_languages(tmp_path, trai
     note_training(Config.model_validate(settings), make_folder(tmp_path / "exported"), 1)
     card = read_card(tmp_path / "exported")
     assert card.language_requests is asks and card.tag_blanks == blanks
+
+
+def test_a_text_longer_than_the_tokenizer_is_made_for_is_measured_without_a_warning(tmp_path):
+    """transformers would print one at the first: its length is what the caller wants to know."""
+    write_tokenizer(tmp_path, SPECIAL, chat_template=PLAIN, eos_token="<eos>", model_max_length=8)
+    chat = Chat(tmp_path)
+    assert len(chat.encode("six times seven")) > 8
+    assert "sequence-length-is-longer-than-the-specified-maximum" not in chat.tokenizer.deprecation_warnings

@@ -14,12 +14,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from serve.settings import ServerSettings
+from shared.config import Config
 from shared.errors import CheckpointError, ModelError
 from shared.model import hf
 from shared.model.decoder import Decoder, DecoderConfig, initialise
 from tests.families import config_of
 from tests.model_folder import load_model
 from tests.tables import read_table
+from trainer.objectives.objective import LocalTeacher
 
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 40, "hidden_size": 16,
@@ -166,3 +169,20 @@ def test_copy_tokenizer_takes_all_there_is_or_says_there_is_none(tmp_path):
         (source / name).write_text("{}")
     hf.copy_tokenizer(source, target)
     assert sorted(path.name for path in target.iterdir()) == ["chat_template.jinja", "tokenizer.json"]
+
+
+def test_a_runs_folder_stands_for_its_newest_export(tmp_path):
+    """Wherever a model is named: by `resolve`, a run's model.path, a teacher, the server."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.toml").touch()
+    with pytest.raises(ModelError, match="run is the folder of a run that has exported no model: train it to its end"):
+        Config.model_validate({"model": {"path": str(run)}})
+    (run / "latest").mkdir()
+    for path in (
+        Config.model_validate({"model": {"path": str(run)}}).model.path, LocalTeacher(path=str(run)).path,
+        ServerSettings(model=str(run)).model, str(hf.resolve(str(run))),
+    ):  # fmt: skip
+        assert path == str(run / "latest")
+    (run / "config.json").touch()
+    assert Config.model_validate({"model": {"path": str(run)}}).model.path == str(run), "a model that was trained there"

@@ -28,7 +28,9 @@ from torch.distributed.tensor import DTensor
 from rollout.weights.layout import own_pieces
 from shared.config import Config
 from shared.errors import NonFinite, RunError, SyncMismatch
+from shared.model import language_model
 from shared.model.decoder import Decoder, DecoderConfig, initialise
+from shared.model.logprobs import chunked_logprobs
 from shared.sections import Optimiser
 from shared.types import MicroBatch
 from tests.families import config_of
@@ -206,6 +208,27 @@ class Scene:
             large = make_model(self.mesh)
             self.results["large"] = case.step(large, batches)
             self.results["large regularised"] = regularised.step(large, batches, self.frozen())
+        self.untied(case, batches)
+
+    def untied(self, case: Case, batches: list[MicroBatch]) -> None:
+        """A large model whose head is a table of its own: another number of recomputed layers on each rank, their
+        inputs on the host, and what is gathered while the head works."""
+        shape = replace(SHAPE, tied=False)
+        self.results["untied"] = case.step(make_model(self.mesh, shape=shape), batches)
+        with mock.patch.object(fsdp, "KEEP_WHOLE_BYTES", 0):
+            large = make_model(self.mesh, shape=shape, recompute=self.rank % 3)
+        large.inputs_on_host, gathered = True, set()
+
+        def observe(*inputs: Any, **named: Any) -> Any:
+            gathered.update(name for name, each in large.named_parameters() if not isinstance(each, DTensor))
+            return chunked_logprobs(*inputs, **named)
+
+        with (
+            mock.patch.object(fsdp, "KEEP_WHOLE_BYTES", 0),
+            mock.patch.object(language_model, "chunked_logprobs", observe),
+        ):
+            self.results["large untied"] = case.step(large, batches)
+        self.results["gathered for the head"] = sorted(gathered)
 
     def replicas(self) -> None:
         """Two replicas, kept whole and large, whose all-reduces count; what is said of one that differs in a bit."""

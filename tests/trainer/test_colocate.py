@@ -50,10 +50,12 @@ def test_a_trainers_memory_is_the_sum_of_its_parts():
     parts = trainer_memory(settings(), SHAPE, on_gpu=True)
     layer, table = 60_821_504, 32768 * 2048
     assert parts.states == 16 * PARAMETERS and parts.buffers == 4 * PARAMETERS and parts.frozen == 0
-    assert parts.gathered == 6 * (PARAMETERS - 16 * layer + 2 * layer) and PARAMETERS - 16 * layer == table + 2048
-    inputs = 16 * 2 * 2048  # of all layers, recomputed, and one layer whole
+    assert parts.gathered == 6 * (table + 2 * layer) and PARAMETERS - 16 * layer == table + 2048
+    inputs = 2 * 2048  # of one layer, which is computed again, whole; those of all others wait on the host
     whole = 2 * (4 * 2048 + 2 * 2048 + 2 * 512 + 2 * 8192)
     assert parts.activations == 8192 * (inputs + whole)
+    few = settings(optimiser={"activation_bytes": 8192 * (15 * inputs + whole)})
+    assert trainer_memory(few, SHAPE, on_gpu=True).activations == 8192 * (15 * inputs + whole)
     two = trainer_memory(settings(placement={"trainers": 2}, objective=KL), SHAPE, on_gpu=True)
     assert two.states == 8 * PARAMETERS and two.frozen == 2 * PARAMETERS
 
@@ -145,7 +147,7 @@ def test_a_rank_on_its_own_gpu_is_refused_with_the_arithmetic(node, tmp_path):
 
 def test_each_node_has_a_replica_as_far_as_memory_allows():
     """A rank's states are 15.5 GiB over its shards, the rest 3.9 GiB: gathered 1.1, buffers of a quarter 1.0,
-    activations 0.8, its process 1; 5 % stay free."""
+    activations 0.5, its process 1; 5 % stay free."""
 
     def chosen(trainers: int, node_trainers: int, gpu: float, **placement: Any) -> tuple[int | None, int]:
         config = settings(placement={"trainers": trainers, **placement})

@@ -157,12 +157,18 @@ def test_prompts_that_are_too_long_are_told_before_the_run_with_their_share(tmp_
     source = source_of(file.problems)
     long = source.measure(file.problems)
     assert [file.where(problem).rpartition(":")[2] for problem in long] == ["4", "3"]
-    assert [len(problem.text) for problem in without_long(file, file.problems, long, source.room)] == [5, 20, 3]
+    assert [len(problem.text) for problem in without_long(file, file.problems, long, source.room_in_words)] == [
+        5,
+        20,
+        3,
+    ]
     (line,) = file.warnings
-    assert "data.train: 2 of 5 problems are longer than 20 tokens" in line and "(40.0%)" in line and ":4)" in line
+    assert "data.train: 2 of 5 problems are left out (40.0%): each is longer than 20 tokens" in line and ":4)" in line
+    limits = "model.max_tokens = 120 less rollout.max_completion_tokens = 100; system prompt and chat format take 0"
+    assert limits in line and "shorten data.system_prompt" in line
     assert {len(source.draw(index).token_ids) for index in range(200)} == {5, 20, 3}
-    with pytest.raises(DataError, match=r"data\.train: every problem .*raise model\.max_tokens"):
-        without_long(file, long, long, source.room)
+    with pytest.raises(DataError, match=r"data\.train: every problem of .* is longer than 20 tokens"):
+        without_long(file, long, long, source.room_in_words)
 
 
 def test_answers_that_the_verifier_does_not_understand_are_counted_or_refused(tmp_path):
@@ -210,7 +216,7 @@ def test_too_long_prompts_are_skipped_and_keep_their_index():
     source.problems[0] = Problem("long", "y" * 500, "1")
     assert [source.draw(index).index for index in (0, 1, 2)] == [1, 1, 3]
     source.problems[1] = source.problems[0]
-    with pytest.raises(DataError, match=r"raise model\.max_tokens"):
+    with pytest.raises(DataError, match="every problem is longer than 20 tokens"):
         source.draw(0)
 
 

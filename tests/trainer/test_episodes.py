@@ -291,6 +291,8 @@ def test_the_line_of_progress_says_how_many_wait_if_any():
     assert "wait" not in stream.getvalue()
     progress.batch(**given, waiting=3)
     assert "4 in flight  oldest 1.0 s  3 wait for environments\n" in stream.getvalue() and not progress.failures
+    progress.batch(**given, filtered="2 groups thrown away (2 all wrong)")
+    assert " min  2 groups thrown away (2 all wrong)  1 tokens/s" in stream.getvalue() and not progress.failures
 
 
 def test_calls_of_tools_are_counted_by_episode_and_failures_by_call():

@@ -7,6 +7,7 @@ import json
 import math
 from operator import itemgetter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -63,6 +64,17 @@ def logger_of(folder: Path, stream: io.StringIO, version: int = 0, prompts: Any 
     ledger = Ledger(Stages(Config.model_validate({"runs_dir": str(folder), "name": "run", **sections})))
     ledger.version = version
     return RunLogger(PhaseTimer(), Progress(stream), None, None, ledger, list, prompts=prompts)
+
+
+def test_a_last_step_that_needed_no_sampling_has_no_speed_of_it(tmp_path):
+    """Its completions were there before: 0 tokens/s would be a wrong figure of the engines. Within a run 0 is right."""
+    logger = logger_of(tmp_path, io.StringIO(), steps=3)
+    logger.engines = SimpleNamespace(generated_tokens=0)  # type: ignore[assignment]
+    speeds = []
+    for version, generated in ((1, 100), (2, 100), (3, 100), (3, 300)):
+        logger.engines.generated_tokens = generated
+        speeds.append(logger._sampling_metrics(2.0, version).get("tokens/generated_per_s"))
+    assert speeds == [50.0, 0.0, None, 100.0]
 
 
 @pytest.mark.parametrize("case", read_table("trainer/cases", of="votes"), ids=itemgetter("name"))

@@ -86,6 +86,12 @@ def test_recomputed_activations_large_models_and_replicas_take_the_same_step(sce
         assert_same_step(scene, world, "recompute", "group_tokens", EXACT)
         assert_same_step(scene, world, "large", "group_tokens", EXACT)
         assert_same_step(scene, world, "large regularised", "regularised", EXACT)
+        ranks, [expected] = scene.of(world), scene.of(1)
+        assert_close(ranks[0]["large untied"]["gradients"], expected["untied"]["gradients"], EXACT)
+        if world > 1:
+            assert {*map(tuple, (rank["gathered for the head"] for rank in ranks))} == {
+                ("lm_head.weight", "model.norm.weight")
+            }
     for world in (2, 4):
         assert_same_step(scene, world, "dro of replicas", "dro", EXACT)
         for name in ("replicas", "large replicas"):

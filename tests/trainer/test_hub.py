@@ -5,6 +5,7 @@ import base64
 import hashlib
 import importlib.util
 import json
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from shared.model.lora import A, B
 from shared.model.model_card import CARD, ModelCard
 from tests.published import SETS
 from tests.serving import serving
+from trainer.check.inspection import Inspected, findings_of
 from trainer.data import data_sets
 from trainer.data.problem_file import read_problems
 from trainer.data.sources import gather_sources
@@ -193,8 +195,22 @@ def test_no_name_no_file_and_no_library_are_told(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"gone\.parquet.*no such file"):
         gather_sources(settings(tmp_path, train="gone.parquet"))
     monkeypatch.setattr(data_sets.importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(ConfigError, match="pip install"):
+    with pytest.raises(ConfigError, match=r"pip install --python \S+ 'datasets<6,>=5'$") as missing:
         gather_sources(settings(tmp_path, train="hub:o/problems"))
+    [finding] = findings_of(Inspected("data", error=missing.value))
+    assert finding.text.endswith(finding.step.removeprefix("run ")) and "uv pip install" in finding.step
+
+
+@needs_datasets
+@pytest.mark.slow
+def test_a_hub_that_cannot_be_reached_is_told_at_once_with_what_to_do(tmp_path, monkeypatch):
+    """Nobody listens at the address, which is known within seconds and not after the library's own attempts."""
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    started = time.monotonic()
+    with pytest.raises(DataError, match=r"cannot be had .*Without a network: name a \.parquet .*copy its cache here"):
+        data_sets.fetch(settings(tmp_path), "data.train", "hub:openai/gsm8k/main:train")
+    assert time.monotonic() - started < 60
 
 
 @pytest.fixture

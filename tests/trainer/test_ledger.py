@@ -21,10 +21,11 @@ from hypothesis import strategies as st
 from shared import record_file
 from shared.config import Config
 from shared.errors import NoProgress, RunError
-from shared.types import Completion, Group, Problem, Prompt, Reward, Verdict, VersionSpan
+from shared.types import Completion, Group, Problem, Prompt, Reward, Turn, Verdict, VersionSpan
 from trainer.checkpoint import ledger_file
 from trainer.ledger import Interrupted, Ledger, LedgerState, with_unfinished
 from trainer.stages import Stages
+from trainer.step_metrics import filtered_text
 
 PROBLEM = Problem("p", "1+1=?", "2")
 P = 4
@@ -266,6 +267,17 @@ def test_a_group_with_a_completion_that_was_given_up_has_no_signal():
     assert not ledger.groups and ledger.filtered == 1 and ledger.busy_slots == 0
 
 
+@pytest.mark.parametrize(("credit", "discount", "kept"), [("turn", 0.5, 1), ("turn", 1.0, 1), ("episode", 1.0, 0)])
+def test_with_credit_by_turn_a_group_of_equal_totals_is_kept_where_a_turn_differs(credit, discount, kept):
+    config = make_config().model_dump() | {"environment": {"name": "guess", "credit": credit, "discount": discount}}
+    ledger = opened(Ledger(Stages(Config.model_validate(config))), 1)
+    for completion, rewards in zip(list(ledger.groups[0].completions), ((0.0, 1.0), (1.0, 0.0)), strict=True):
+        turns = [Turn(turn, turn + 1, reward=value) for turn, value in enumerate(rewards)]
+        ledger.receive(done := msgspec.structs.replace(end(completion, [0, 0]), turns=turns))
+        ledger.close(done, reward(1.0), "")
+    assert len(ledger.groups) == kept and ledger.filtered == 1 - kept
+
+
 def test_all_groups_without_signal_end_the_run_with_counts():
     ledger = make_ledger(prompts_per_step=1, max_async_level=2)
     with pytest.raises(NoProgress, match=r"in 20 attempts.*'correct': 40"):
@@ -480,3 +492,19 @@ def test_held_back_a_batch_waits_for_those_after_it_unless_the_stage_or_the_run_
         assert list(ledger.groups) == list(range(8)) and ledger.ready() == 7 and ledger.busy_slots == 8
 
     asyncio.run(work())
+
+
+def test_groups_that_are_thrown_away_are_counted_with_the_reason():
+    ledger = make_ledger(6, prompts_per_step=6)
+    wrong, right, broken = Verdict.WRONG, Verdict.CORRECT, Verdict.NO_ANSWER
+    assert filtered_text(ledger.filtered_since_step) == ""
+    for index, verdicts in enumerate(
+        ((wrong, wrong), (wrong, broken), (right, right), (right, wrong), (Verdict.OPEN,) * 2)
+    ):
+        for completion, verdict in zip(list(ledger.groups[index].completions), verdicts, strict=True):
+            ledger.receive(done := end(completion, [0]))
+            ledger.close(done, reward(0.5, verdict), "")
+    text = "5 groups thrown away (2 all wrong, 2 all the same reward, 1 all right)"
+    assert filtered_text(ledger.filtered_since_step) == text
+    ledger.trained([])
+    assert filtered_text(ledger.filtered_since_step) == "", "of this step"

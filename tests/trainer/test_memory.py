@@ -13,7 +13,10 @@ from rollout.weights.slots import WeightSlots
 from shared.model import lora
 from shared.model.config import DecoderConfig, MeasuredConfig
 from shared.model.decoder import Decoder
+from shared.model.implementation import make_model, read_shape
+from tests.families import config_of
 from trainer import memory
+from trainer.memory import Recomputation
 
 PUBLISHED = {
     "135m": 134_515_008, "0.6b": 596_049_920, "1.7b": 1_720_574_976, "8b": 8_030_261_248, "24b": 23_572_403_200,
@@ -40,6 +43,17 @@ def test_the_formula_counts_what_the_decoder_has(changes):
     assert shape.parameters == sum(parameter.numel() for parameter in decoder.parameters())
     matrices = [p for n, p in decoder.named_parameters() if n.startswith("model.layers") and p.dim() == 2]
     assert shape.products == sum(p.numel() for p in matrices) + 100 * 8
+
+
+@pytest.mark.parametrize("family", ["qwen3", "mixtral", "qwen3 moe", "gpt-oss", "phi4", "gemma4"])
+@pytest.mark.parametrize("vocabulary", [256, 4096])
+def test_the_largest_tensor_is_that_of_the_model(family, vocabulary):
+    """Of a mixture it is that of all experts of a layer (Mixtral 8x7B: 1.75 GiB in bfloat16, its embedding 0.24)."""
+    described = config_of(family, vocab_size=vocabulary)
+    shape = read_shape(described)
+    with torch.device("meta"):
+        made = make_model(shape, described)
+    assert shape.largest_tensor == max(parameter.numel() for parameter in made.parameters())
 
 
 @pytest.mark.parametrize("changes", [{}, {"tied": True}, {"vocab_size": 9, "intermediate_size": 40}])
@@ -83,26 +97,33 @@ def test_a_small_model_stays_gathered_and_a_large_one_does_not():
     assert {case for case in alone if not memory.works_in_place(1, *case)} == {("bfloat16", True)}
     assert memory.whole_bytes(1000, in_place=True) == 0 and memory.frozen_bytes(1000, 1, in_place=True) == 4000
     layer = 4096 * (2 * 4096 + 2 * 1024 + 3 * 14336) + 2 * 4096
-    assert memory.gathered_bytes(large, 2) == 6 * (2 * 128256 * 4096 + 4096 + 2 * layer)
+    assert memory.gathered_bytes(large, 2) == 6 * (layer + 128256 * 4096)
+    assert memory.gathered_bytes(replace(large, tied=True), 2) == 6 * (2 * layer + 128256 * 4096)
+    assert memory.gathered_bytes(replace(large, vocab_size=1000), 2) == 6 * 2 * layer
 
 
 def test_activations_by_hand():
     layer = 2 * (4 * 8 + 2 * 16 + 2 * 8 + 2 * 12)
     assert memory.activation_bytes(SMALL, 10, 2) == 10 * 3 * layer
-    assert memory.activation_bytes(SMALL, 10, 2, 1) == 10 * (1 * 2 * 8 + 2 * layer)
-    assert memory.activation_bytes(SMALL, 10, 2, 3) == 10 * (3 * 2 * 8 + layer)
+    assert memory.activation_bytes(SMALL, 10, 2, Recomputation(1)) == 10 * (1 * 2 * 8 + 2 * layer)
+    assert memory.activation_bytes(SMALL, 10, 2, Recomputation(3)) == 10 * (3 * 2 * 8 + layer)
+    assert memory.activation_bytes(SMALL, 10, 2, Recomputation(3, inputs_on_host=True)) == 10 * (1 * 2 * 8 + layer)
     of_transformers = MeasuredConfig(**{each.name: getattr(SMALL, each.name) for each in dataclasses.fields(SMALL)})
     assert memory.activation_bytes(of_transformers, 10, 2) == 10 * 3 * (layer + 2 * 2 * 12)
 
 
 def test_no_more_layers_are_computed_twice_than_the_budget_asks_for():
-    def layers(budget: int | None) -> int:
-        return memory.recomputed_layers(SMALL, 10, 2, budget)
+    def layers(budget: int | None, tokens: int = 10, on_gpu: bool = True) -> tuple[int, bool]:
+        return memory.recomputation_within(SMALL, tokens, 2, budget, on_gpu)
 
-    whole, first = memory.activation_bytes(SMALL, 10, 2), memory.activation_bytes(SMALL, 10, 2, 1)
-    assert layers(None) == layers(whole) == 0
-    assert layers(whole - 1) == layers(first) == 1 and layers(first - 1) == 2
-    assert layers(0) == 3
+    whole, first = memory.activation_bytes(SMALL, 10, 2), memory.activation_bytes(SMALL, 10, 2, Recomputation(1))
+    least = memory.activation_bytes(SMALL, 10, 2, Recomputation(2))
+    assert layers(None) == layers(whole) == (0, False)
+    assert layers(whole - 1) == layers(first) == (1, False) and layers(first - 1) == (2, False)
+    assert layers(least) == (2, False)
+    assert layers(least - 1) == layers(0) == (3, True), "what all layers' inputs take waits on the host"
+    assert layers(least - 1, on_gpu=False) == (3, False), "which on a CPU is the same memory"
+    assert layers(whole, tokens=11) == (1, False), "the budget holds for a longer sequence, too"
 
 
 def test_a_cache_is_split_over_no_more_gpus_than_there_are_key_heads():

@@ -4,13 +4,14 @@ import io
 import json
 from operator import itemgetter
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
 
 from shared import settings_file
 from shared.config import Config
-from shared.errors import DataError
+from shared.errors import DataError, python
 from shared.metrics import MetricsLog
 from shared.progress import Progress, plain
 from shared.types import Problem, Reward, Verdict
@@ -185,3 +186,34 @@ def test_a_start_that_took_longer_than_the_steps_is_told_and_the_last_phase_wher
     )
     assert len(bottleneck.lines(steps(30), config)) == 2, "30 steps took 120 s"
     assert bottleneck.lines([], config) == ['no training step yet; the last phase of the launch: "exporting the model"']
+
+
+def test_an_adapter_is_named_with_the_command_that_serves_it(run):
+    config = run.model_copy(update={"model": run.model.model_copy(update={"path": "base"})})
+    assert "adapter:" not in shown(config)[0]
+    for name in ("latest", "latest-adapter"):
+        (run.run_dir / name).mkdir()
+    folder = run.run_dir / "latest-adapter"
+    text, _ = shown(config)
+    assert f"latest adapter: {folder}" in text
+    assert f"serve the adapter: {python()} -m serve --model base --adapter demo={folder}" in text
+
+
+def test_a_run_of_which_nothing_is_left_says_so(run, monkeypatch):
+    """Only where the last launch ended well, nothing was changed, and the last version is whole and exported."""
+    folder = run.run_dir
+    newest = Mock(manifest=Mock(version=12))
+    monkeypatch.setattr(report.reader, "newest", lambda _: Mock(newest=newest))
+    (folder / "hf" / "step_12").mkdir(parents=True)
+    (folder / "latest").symlink_to("hf/step_12")
+    (folder / "lock").write_text('{"pid": 1, "host": "a", "since": "", "ended": "exit code 0"}')
+    line = report.finished(run)
+    assert line.startswith(f"{folder} is finished: nothing is left after step 12 of 12. To go on: ")
+    assert line.endswith(f"{folder / 'config.toml'} --steps=24")
+    assert not report.finished(run.model_copy(update={"steps": 24}))
+    assert not report.finished(run.model_copy(update={"seed": 5})), "the launch says what the change means"
+    newest.manifest.version = 11
+    assert not report.finished(run), "a damaged checkpoint"
+    newest.manifest.version = 12
+    (folder / "lock").write_text('{"pid": 1, "host": "a", "since": "", "ended": "exit code 1"}')
+    assert not report.finished(run), "perhaps its export is due"

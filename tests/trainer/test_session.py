@@ -141,12 +141,14 @@ async def test_a_reward_that_fails_for_every_completion_ends_the_call_that_sampl
 
 
 def test_the_page_shows_a_session_that_can_be_made(monkeypatch):
-    [example] = re.findall(r"```python\n(.*?)```", (NOTEBOOK.parents[1] / "docs" / "session.md").read_text(), re.DOTALL)
+    page = (NOTEBOOK.parents[1] / "docs" / "session.md").read_text()
+    examples, names = re.findall(r"```python\n(.*?)```", page, re.DOTALL), {"__name__": "__main__"}
     stand_in = mock.MagicMock()
     monkeypatch.setattr("maestrale.Session", stand_in, raising=False)
-    exec(example, {"__name__": "__main__"})
-    made = stand_in.call_args.kwargs
-    assert Session(**made).config.steps == 20
+    for example in examples:
+        exec(example, names)
+        assert Session(**stand_in.call_args.kwargs).config.steps == 20
+    assert len(examples) == 2
 
 
 # ---- with a real engine --------------------------------------------------------------------------------------------

@@ -158,12 +158,16 @@ def test_a_demonstration_is_held_to_the_form_of_the_run(chat, tmp_path, row):
 def test_a_demonstration_that_reasons_in_another_language_than_it_asks_for_is_counted(chat, tmp_path):
     german = "<think>\nZu den zwei Äpfeln kommen noch drei dazu: 2+3=5.\n</think>\nDas macht \\boxed{5}."
     pairs = ((german, "de"), (german, "fr"), ("<think>\n2+3=5\n</think>\n\\boxed{5}", "fr"), (german, ""))
-    rows = [{"problem": "2+3?", "completion": text, "reasoning_language": code} for text, code in pairs]
+    form = {"problem": "2+3?", "source": "flawed on purpose"}
+    rows = [{**form, "completion": text, "reasoning_language": code} for text, code in pairs]
     lines: list[str] = []
     path = write(tmp_path / "rows.jsonl", *rows)
     read_demonstrations(path, "sft.demonstrations", prompts_of(chat), 1000, lines)
     [line] = lines
-    assert line.startswith("sft.demonstrations: 1 of the first 3 rows ") and "rows.jsonl:2: de instead of fr" in line
+    assert (
+        line.startswith("sft.demonstrations: 1 of the first 3 rows ")
+        and "rows.jsonl:2: de instead of fr; source: flawed on purpose)" in line
+    )
 
 
 def test_control_tokens_in_a_turn_are_letters_and_general_texts_have_no_form(chat, tmp_path):

@@ -12,12 +12,13 @@ from shared.errors import ConfigError, DataError, InputError, ModelError
 from shared.launch import node
 from shared.launch.ranks import Nodes
 from shared.model import hf
+from shared.model.implementation import read_shape
 from shared.progress import Progress
 from tests.families import config_of
 from tests.trainer.test_dry_run import SMOLLM2
 from trainer.__main__ import launch
 from trainer.check.plan import model_shape
-from trainer.data.sources import check_tokenizers, check_vocabulary, gather_sources, prepare
+from trainer.data.sources import check_reach, check_tokenizers, check_vocabulary, gather_sources, prepare
 from trainer.settings import load
 
 SCRIPT = """
@@ -54,6 +55,17 @@ def test_a_tokenizer_with_more_tokens_than_the_model_has_rows_is_refused(tmp_pat
     check_vocabulary(make(tmp_path / "whole", "abc", rows=3))
     with pytest.raises(ModelError, match=r"tokenizer\.json has tokens up to id 3, config\.json has vocab_size = 3"):
         check_vocabulary(make(tmp_path / "short", "abcd", rows=3))
+
+
+@pytest.mark.parametrize(("rope", "reach"), [
+    ({}, 64), ({"rope_type": "linear", "factor": 4.0}, 256), ({"rope_type": "yarn", "factor": 4.0}, 64),
+])  # fmt: skip
+def test_more_tokens_than_the_model_has_positions_are_refused(tmp_path, rope, reach):
+    """vLLM would, when an engine starts; by then problems were read and trainers loaded."""
+    shape = read_shape({**SMOLLM2, "max_position_embeddings": 64, **({"rope_scaling": rope} if rope else {})})
+    check_reach(shape, reach, tmp_path)
+    with pytest.raises(ConfigError, match=rf"model\.max_tokens = {reach + 1}, but .* has {reach} positions"):
+        check_reach(shape, reach + 1, tmp_path)
 
 
 def test_a_launch_without_model_and_problems_is_told_what_to_set(tmp_path):

@@ -273,3 +273,10 @@ def test_a_process_that_stands_still_before_a_call_begins_is_replaced(tmp_path, 
 
     first, second = asyncio.run(grade())
     assert first != second, "another process gave the second value"
+
+
+@pytest.mark.usefixtures("restored")
+def test_a_file_that_registers_nothing_is_told(tmp_path):
+    mine = plugin(tmp_path, "def short(case: Case) -> float:\n    return 1.0")
+    with pytest.raises(ConfigError, match=r'mine\.py was read, and registers nothing: write @reward\("NAME"\)'):
+        choose(settings(plugins=[mine], extra={"short": 1.0}))

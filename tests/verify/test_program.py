@@ -45,9 +45,11 @@ ASSERTIONS_IN_CPP = ("C++ cheats", "C++ patches", "C++ with closed code", "C++ h
 def cases() -> Iterator[Any]:
     for kind in dict.fromkeys(row["kind"] for row in ROWS):
         rows, marks = [row for row in ROWS if row["kind"] == kind], [needs_compiler] * ("C++" in kind)
-        if kind in ASSERTIONS_IN_CPP:
-            marks.append(pytest.mark.sampled(1, kind))
+        if kind in ASSERTIONS_IN_CPP or kind == "C++":
+            marks.append(pytest.mark.sampled(1 if kind in ASSERTIONS_IN_CPP else 3, kind))
             yield from (pytest.param([row], id=f"{kind}: {row['name']}", marks=marks) for row in rows)
+        elif kind.endswith(" batch"):
+            yield pytest.param(rows, id=kind, marks=pytest.mark.sampled(1, "batch"))
         else:
             yield pytest.param(rows, id=kind, marks=marks)
 

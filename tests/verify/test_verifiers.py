@@ -357,7 +357,9 @@ def test_without_the_package_the_error_says_how_to_get_it(monkeypatch, tmp_path)
         monkeypatch.delitem(VERIFIERS, name)
     spec = "reasoning_gym:countdown"
     for use in (lambda: read_problem(GYM, "row 1"), lambda: generate(generating(tmp_path, spec), "data.train", spec)):
-        with pytest.raises(ConfigError, match=r"not installed: pip install -e '.\[reasoning_gym\]'"):
+        with pytest.raises(
+            ConfigError, match=r"not installed: uv pip install --python \S+ 'reasoning-gym<0\.2,>=0\.1\.25'$"
+        ):
             use()
 
 

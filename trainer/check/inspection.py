@@ -17,7 +17,7 @@ from pathlib import Path
 
 from shared.chat import Chat
 from shared.config import Config
-from shared.errors import MaestraleError
+from shared.errors import MaestraleError, NotInstalled
 from shared.model import hf
 from shared.progress import Progress
 from trainer.check.finding import CheckFinding
@@ -240,7 +240,8 @@ class Inspector:
 def findings_of(result: Inspected) -> Iterator[CheckFinding]:
     """Yield a line for an error and for each warning about one kind of data, else one that says what was read."""
     if result.error is not None:
-        yield CheckFinding(result.name, "FAIL", str(result.error), DATA_STEP)
+        step = DATA_STEP if not isinstance(result.error, NotInstalled) else f"run {result.error.command}"
+        yield CheckFinding(result.name, "FAIL", str(result.error), step)
     elif result.texts:
         yield CheckFinding(result.name, "OK", "; ".join(result.texts))
     for warning in result.warnings:

@@ -57,7 +57,7 @@ def read_shards(folder: Path) -> list[Shard]:
                 index["step"],
                 {name: first for name, (first, _) in index["rows"].items()},
                 {name: tuple(shape) for name, (_, shape) in index["rows"].items()},
-            )
+            )  # fmt: skip
         )
     if len(worlds) != 1 or len(shards) != min(worlds) or len({(shard.version, shard.step) for shard in shards}) != 1:
         names = ", ".join(path.name for path in paths)

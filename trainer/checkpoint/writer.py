@@ -223,13 +223,9 @@ class Checkpointer:
             await asyncio.wait([self.writing, *background], return_when=asyncio.FIRST_COMPLETED)
 
     async def _write(
-        self,
-        partial: Path,
-        state: LedgerState,
-        unfinished: asyncio.Future[dict[str, Written]],
-        sums: list[dict[str, int]],
-        seconds: float,
-    ) -> None:
+        self, partial: Path, state: LedgerState, unfinished: asyncio.Future[dict[str, Written]],
+        sums: list[dict[str, int]], seconds: float,
+    ) -> None:  # fmt: skip
         config, world = self.config, len(sums)
         checksums = {f"trainer-{rank}-of-{world}.safetensors": found for rank, found in enumerate(sums)}
         ledger_work = asyncio.ensure_future(asyncio.to_thread(ledger_file.write, partial, state))

@@ -143,6 +143,16 @@ class DataSource:
         """Most tokens of a prompt."""
         return self.stages.now.model.max_tokens - self.stages.now.rollout.max_completion_tokens
 
+    @property
+    def room_in_words(self) -> str:
+        """Where the bound `room` comes from, and what every prompt takes of it."""
+        now, around = self.stages.now, len(self.prompt_format.render(""))
+        return (
+            f"longer than {self.room} tokens (model.max_tokens = {now.model.max_tokens} less "
+            f"rollout.max_completion_tokens = {now.rollout.max_completion_tokens}; system prompt and chat format take "
+            f"{around}). Raise the first, lower the second, or shorten data.system_prompt"
+        )
+
     def problem_at(self, index: int) -> Problem:
         """The problem of draw `index`: with i draws since the stage began and n problems, epoch i // n, position i % n
         in that epoch's order; with data.order = "prioritised" of (seed, index, what is known of successes)."""
@@ -202,10 +212,7 @@ class DataSource:
                 prompt = self.render(problem, index + skipped)
                 if len(prompt.token_ids) <= self.room:
                     return prompt
-        raise DataError(
-            f"every problem is longer than {self.room} tokens with the chat format: raise model.max_tokens or lower "
-            "rollout.max_completion_tokens"
-        )
+        raise DataError(f"every problem is {self.room_in_words}")
 
     def draw_many(self, index: int, count: int) -> list[Prompt]:
         """The next `count` prompts from `index` on."""

@@ -227,19 +227,11 @@ def check_environments(rows: Iterable[tuple[str, str]], others: Mapping[str, obj
         raise DataError(all_faults(faults, f"{len(faults):,} rows name environments that are not there:"))
 
 
-def without_long(file: ProblemFile, problems: Sequence[Problem], long: Sequence[Problem], room: int) -> list[Problem]:
+def without_long(file: ProblemFile, problems: Sequence[Problem], long: Sequence[Problem], bound: str) -> list[Problem]:
     """The problems without those whose prompts are too long; `file` gets the warning. Raises DataError if none is
-    left. room: tokens that a prompt may have."""
+    left. bound: what they are longer than, and the repair (`DataSource.room_in_words`)."""
     if long and len(long) == len(problems):
-        raise DataError(
-            f"{file.setting}: every problem of {file.path} is longer than {room} tokens with the chat format: raise "
-            "model.max_tokens or lower rollout.max_completion_tokens"
-        )
-    share = len(long) / max(len(problems), 1)
-    file.warn(
-        long,
-        f"are longer than {room} tokens with the chat format ({share:.1%}): they are left out. Raise "
-        "model.max_tokens or lower rollout.max_completion_tokens to keep them",
-    )
+        raise DataError(f"{file.setting}: every problem of {file.path} is {bound}")
+    file.warn(long, f"are left out ({len(long) / max(len(problems), 1):.1%}): each is {bound}")
     left = {problem.id for problem in long}
     return [problem for problem in problems if problem.id not in left]

@@ -59,14 +59,9 @@ class RunData:
     """The data of a run as it is used, with the verifiers and environments that it is read with."""
 
     def __init__(
-        self,
-        config: Config,
-        stages: Stages,
-        sources: Sources,
-        chat: Chat,
-        files: Sequence[ProblemFile],
+        self, config: Config, stages: Stages, sources: Sources, chat: Chat, files: Sequence[ProblemFile],
         progress: Progress,
-    ):
+    ):  # fmt: skip
         """files: of `read_files`. progress: gets warnings and notes."""
         self.config, self.sources, self.files, self.progress = config, sources, files, progress
         by_setting = {file.setting: file.problems for file in files}
@@ -115,7 +110,7 @@ class RunData:
         self.progress.note(file.read_as)
         await check_answers(file, problems, self.scorer.checker, self.config)
         long = await asyncio.to_thread(self.source.measure, problems)
-        left = without_long(file, problems, long, self.source.room)
+        left = without_long(file, problems, long, self.source.room_in_words)
         for line in file.warnings:
             self.progress.warning(line)
         return left

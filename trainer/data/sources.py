@@ -22,6 +22,7 @@ from shared.config import Config
 from shared.errors import ConfigError, DataError, ModelError
 from shared.json_reader import parse_json
 from shared.lazy_module import LazyModule
+from shared.model.config import DecoderConfig
 from shared.model.implementation import VISION_LANGUAGE, adapted_names, read_shape
 from shared.progress import Progress
 from shared.record_file import content_of
@@ -195,6 +196,7 @@ def check_model(config: Config, model_dir: Path) -> None:
     check_vocabulary(model_dir)
     described = hf.load_config(model_dir)
     shape = read_shape(described, config.model.implementation, config.model.max_tokens)
+    check_reach(shape, config.model.max_tokens, model_dir)
     if config.lora.rank and described.get("model_type") in VISION_LANGUAGE:
         raise ConfigError(
             f"lora.rank = {config.lora.rank}: adapters of vision-language models were not tried: set lora.rank to 0, "
@@ -206,6 +208,15 @@ def check_model(config: Config, model_dir: Path) -> None:
         raise ConfigError(
             'mode = "rl": vLLM keeps the experts of gpt-oss in another layout than its checkpoints, so new weights '
             'cannot be written into its engines: set mode = "sft", or take another model (docs/models.md)'
+        )
+
+
+def check_reach(shape: DecoderConfig, max_tokens: int, model_dir: Path) -> None:
+    """Raise ConfigError for more tokens than the model has positions: vLLM would, when engines start."""
+    if max_tokens > shape.reach:
+        raise ConfigError(
+            f"model.max_tokens = {max_tokens}, but {model_dir} has {shape.reach} positions (max_position_embeddings): "
+            f"set model.max_tokens to at most {shape.reach}, and rollout.max_completion_tokens well below it"
         )
 
 

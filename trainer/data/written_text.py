@@ -84,19 +84,21 @@ class WrittenTexts:
         """Count a completion, [tokens] without its end token, that breaks the form which the format reward asks for, is
         refused by the usual `reward.refuse`, or reasons in another language than its row asks for."""
         parts = parts_of(self.chat, ids, verifier_for(problem))
+        source = problem.source and f"; source: {problem.source[:80]}"
         if failed := parts.failed or refuse_format(problem, parts, REFUSED).failed:
             written = self.chat.think_prefix + self.chat.decode(ids)
             usual = {"[THINK]", "[/THINK]"} if self.chat.think_ids else {OPEN, CLOSE}
             tags = (tag for tag in REASONING.findall(written) if tag not in usual)
             if tag := next(tags, None):
                 failed += f"; its reasoning stands in {tag}"
-            self._note("break the form that the format reward asks for, and a policy like them earns 0", where, failed)
+            what = "break the form that the format reward asks for, and a policy like them earns 0"
+            self._note(what, where, failed + source)
         elif (asked := problem.reasoning_language) and self._heard < MOST_HEARD:
             self._heard += 1
             detection, match = spoken_in(parts.reasoning, asked)
             if match is False:
                 heard = f"{detection.language or 'none'} instead of {asked}"
-                self._note(OTHER_LANGUAGE, where, heard)
+                self._note(OTHER_LANGUAGE, where, heard + source)
 
     def warnings(self, setting: str, count: int) -> list[str]:
         """One line for each doubt. setting: of the file. count: its rows."""

@@ -82,6 +82,14 @@ def diverse(rewards: Sequence[Reward | None], by: GroupFilter) -> bool:
     return bool(values) if by == "off" else len(set(values)) > 1
 
 
+def turns_differ(group: Group, discount: float) -> bool:
+    """True if the group has a learning signal where each turn has an advantage of its own (environment.credit =
+    "turn"): of some turn, the returns of the graded completions that have it are not all equal (exactly)."""
+    known = [returns for returns in group_returns(group, discount) if returns is not None]
+    longest = max(map(len, known), default=0)
+    return any(len({returns[turn] for returns in known if len(returns) > turn}) > 1 for turn in range(longest))
+
+
 def deviation(values: Sequence[float]) -> float:
     """Population standard deviation sqrt(mean (x - mean x)^2); 0 exactly when all are equal or there are none."""
     if len(set(values)) <= 1:
@@ -201,6 +209,12 @@ def turn_returns(completion: Completion, reward: Reward, discount: float) -> lis
     ]
 
 
+def group_returns(group: Group, discount: float) -> list[list[float] | None]:
+    """[samples][turns] `turn_returns` of a group; None for a completion that is not graded."""
+    pairs = zip(group.completions, group.rewards, strict=True)
+    return [turn_returns(c, reward, discount) if reward and graded(reward) else None for c, reward in pairs]
+
+
 def turn_advantages(
     groups: Sequence[Group], settings: Advantage, discount: float = 1.0
 ) -> list[list[list[float] | None]]:
@@ -213,8 +227,7 @@ def turn_advantages(
     """
     rows: list[list[list[float] | None]] = []
     for group in groups:
-        pairs = zip(group.completions, group.rewards, strict=True)
-        known = [turn_returns(c, reward, discount) if reward and graded(reward) else None for c, reward in pairs]
+        known = group_returns(group, discount)
         check_finite([reward for reward in group.rewards if reward and graded(reward)])
         for turn in range(max((len(returns) for returns in known if returns is not None), default=0)):
             reaching = [returns for returns in known if returns is not None and len(returns) > turn]

@@ -4,6 +4,10 @@ name          ratio of a token
 gspo          s = exp(mean_t log r_t) of its completion          equation 7
 gspo_token    sg(s) pi_t / sg(pi_t)                              equation 14: the same value, each token's gradient
 
+As in the paper the ratio divides by the policy at the start of the batch (`old`), of which the bounds 3e-4 and 4e-4 are
+a small step: the rounding of an engine in bfloat16 is larger. Tokens are weighed by that policy against the engine's,
+truncated at 2. Both are 1 where the engine has the same weights and rounding.
+
 In an environment each turn is a completion in this sense: it has a ratio of its own, and with environment.credit =
 "turn" an advantage of its own.
 """
@@ -40,5 +44,6 @@ class GspoToken(Gspo):
 for name, kind, equation in (("gspo", Gspo, 7), ("gspo_token", GspoToken, 14)):
     publish(
         name, kind, f"arXiv 2507.18071, equation {equation}", clip_low=3e-4, clip_high=4e-4,
+        ratio_reference={"kind": "old", "importance": {"kind": "token_truncated"}},
         advantage={"scale": "group"}, loss_aggregation="sequence", filter_groups_by="off",
     )  # fmt: skip

@@ -153,12 +153,9 @@ class LossInputs:
 
 
 def loss_inputs(
-    sequences: Sequence[TrainSequence],
-    logprobs: Tensor,
-    reference: Tensor | None = None,
-    teacher: Tensor | None = None,
-    values: Callable[[Tensor], Tensor] | None = None,
-) -> LossInputs:
+    sequences: Sequence[TrainSequence], logprobs: Tensor, reference: Tensor | None = None,
+    teacher: Tensor | None = None, values: Callable[[Tensor], Tensor] | None = None,
+) -> LossInputs:  # fmt: skip
     """The inputs of packed sequences. logprobs, reference, teacher: [loss_tokens] as packed; a teacher that was asked
     over HTTP has its column instead. values: [completions] indices of first loss tokens -> the head's values there."""
     device = logprobs.device

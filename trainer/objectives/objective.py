@@ -25,6 +25,7 @@ from pydantic.config import JsonDict
 
 from shared.chat import Chat
 from shared.config import Config
+from shared.model.folder import ModelPath
 from shared.named_secrets import complain_of_url
 from shared.section import Section, flat
 from shared.types import SAMPLED, Group, TrainSequence
@@ -60,8 +61,8 @@ class LocalTeacher(Section):
 
     kind: Literal["local"] = "local"
     """where the teacher is: in the trainers, or at an address"""
-    path: str = Field(min_length=1)
-    """a Hugging Face folder or Hub id, with the same tokenizer"""
+    path: ModelPath = Field(min_length=1)
+    """a Hugging Face folder, folder of a run, or Hub id, with the same tokenizer"""
     weight: float = Field(1.0, gt=0)
     """weight of log teacher - log policy in addition to the advantage"""
 
@@ -360,12 +361,9 @@ def moves(objective: Objective) -> bool:
 
 
 def train_sequences(
-    groups: Sequence[Group],
-    objective: Objective,
-    config: Config,
-    chat: Chat | None = None,
+    groups: Sequence[Group], objective: Objective, config: Config, chat: Chat | None = None,
     values: Mapping[str, float] | None = None,
-) -> list[TrainSequence]:
+) -> list[TrainSequence]:  # fmt: skip
     """The sequences of one optimiser step, in the order of groups and samples; masked and empty completions left out.
 
     groups: complete groups of one minibatch, [group_size] completions each. chat: encodes ground truths, for jepo.

@@ -92,6 +92,8 @@ def find(name: str) -> PublishedObjective:
         return known[short]
     if not file and (Path(__file__).parents[2] / EXAMPLES / f"{short}.py").is_file():
         raise ConfigError(f'objective.name = "{name}": it is an example, write "{EXAMPLES / short}.py:{short}"')
+    if file:
+        raise ConfigError(f'objective.name = "{name}": {path} was read, and publishes {", ".join(known) or "nothing"}')
     near = difflib.get_close_matches(short, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}? " if near else ""
     hint = f"{peer}. " if (peer := peer_settings()["objectives"].get(short)) else hint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 
@@ -16,6 +16,7 @@ from shared.errors import NonFinite, RunError
 from shared.model.language_model import LanguageModel
 from shared.model.packing import PackedBatch, pack
 from shared.types import MicroBatch, TrainSequence
+from trainer.memory import Recomputation
 from trainer.objectives.inputs import loss_inputs
 from trainer.objectives.loss import policy_loss, sft_loss
 from trainer.objectives.objective import Need, Objective
@@ -167,17 +168,15 @@ def check_needs(objective: Objective, auxiliary: AuxiliaryModels, micro_batches:
 
 
 def forward_backward(
-    decoder: LanguageModel,
-    micro_batches: Sequence[MicroBatch],
-    temperature: float,
-    objective: Objective | None,
-    auxiliary: AuxiliaryModels | None = None,
-) -> StepSums:
+    decoder: LanguageModel, micro_batches: Sequence[MicroBatch], temperature: float, objective: Objective | None,
+    auxiliary: AuxiliaryModels | None = None, recomputation: Callable[[int], Recomputation] | None = None,
+) -> StepSums:  # fmt: skip
     """Run all micro-batches; gradients add to those that exist, and are sums over ranks when the last one is done.
 
-    objective: None to imitate. Every rank must be given the same number of micro-batches (empty ones included). Other
-    models run before the policy, so that its activations need not wait for them. Raises what `check` raises and
-    RunError for something missing, before anything runs, and NonFinite for an infinite loss, after the last backward.
+    objective: None to imitate. recomputation: that of a micro-batch of so many tokens; None: as the model is. Every
+    rank must be given the same number of micro-batches (empty ones included). Other models run before the policy, so
+    that its activations need not wait for them. Raises what `check` raises and RunError for something missing, before
+    anything runs, and NonFinite for an infinite loss, after the last backward.
     """
     start = time.perf_counter()
     auxiliary = auxiliary or AuxiliaryModels()
@@ -200,6 +199,8 @@ def forward_backward(
         if kept:
             frozen["reference"], flops = kept[number - 1], flops + work_of(decoder, packed)
         hold(decoder, last, keep)
+        if recomputation is not None:
+            decoder.recompute, decoder.inputs_on_host = recomputation(packed.tokens)
         logprobs, entropy, states = decoder(packed, temperature, "states")
         flops += passes * work_of(decoder, packed)
         if objective is None:
@@ -218,13 +219,8 @@ def forward_backward(
     total = numbers.get("loss", 0.0) + numbers.get("regularisation", 0.0)
     if not math.isfinite(total):
         raise NonFinite(f"the loss is {total} over {numbers['tokens']:.0f} tokens of this rank")
-    return StepSums(
-        sums=numbers,
-        maxima=read(maxima) | experts,
-        seconds=time.perf_counter() - start,
-        tokens=sum(len(sequence.token_ids) for batch in micro_batches for sequence in batch.sequences),
-        flops=flops,
-    )
+    tokens = sum(len(sequence.token_ids) for batch in micro_batches for sequence in batch.sequences)
+    return StepSums(numbers, read(maxima) | experts, time.perf_counter() - start, tokens, flops)
 
 
 def read(values: dict[str, Tensor]) -> dict[str, float]:

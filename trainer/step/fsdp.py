@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -72,7 +72,8 @@ def fits_whole(model: nn.Module) -> bool:
 
 
 def shard(decoder: LanguageModel, mesh: DeviceMesh, compute_dtype: torch.dtype) -> None:
-    """Shard each layer and the root over the mesh, in place; the parameters become DTensors of float32 rows.
+    """Shard each layer, of a large model its tables, and the root over the mesh, in place; the parameters become
+    DTensors of float32 rows.
 
     The decoder may be on the meta device (then `materialise` it); parameters that are trained must be float32, those
     with adapters, which are not, become the compute type. Where the rank `works_in_place` nothing else happens.
@@ -85,12 +86,19 @@ def shard(decoder: LanguageModel, mesh: DeviceMesh, compute_dtype: torch.dtype) 
     if works_in_place(mesh.size(), name, on_gpu or not decoder.rounds_weights):
         decoder.in_place, decoder.compute_dtype = True, compute_dtype
         return
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     again = not fits_whole(decoder)
     for layer in decoder.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
+    if again and not decoder.config.tied:  # as parts of the root both tables would be there during the whole step
+        head: Any = decoder.head
+        fully_shard(decoder.embedding, mesh=mesh, mp_policy=policy)
+        fully_shard(head, mesh=mesh, mp_policy=policy, reshard_after_forward=False)  # its backward comes next
+        head.score = decoder.score
+        register_fsdp_forward_method(head, "score")
+        decoder.score = head.score  # type: ignore[method-assign]
     fully_shard(decoder, mesh=mesh, mp_policy=policy)
     for module in sharded_modules(decoder):
         # plain SUM: the weights of the step hold the one global denominator, so a mean over ranks would divide twice
@@ -142,7 +150,7 @@ def materialise(decoder: LanguageModel, device: torch.device) -> None:
 
 
 def sharded_modules(model: nn.Module) -> list[FSDPModule]:
-    """The FSDP modules of a model: its layers and the root."""
+    """The FSDP modules of a model: the root, its layers, and of a large one embedding and head."""
     from torch.distributed.fsdp import FSDPModule
 
     return [module for module in model.modules() if isinstance(module, FSDPModule)]

@@ -36,7 +36,7 @@ from shared.record_file import Written
 from shared.types import CONTEXT, SAMPLED, MicroBatch
 from trainer.checkpoint import safetensors_file, shards
 from trainer.checkpoint.safetensors_file import REFERENCE
-from trainer.memory import DTYPE_BYTES, recomputed_layers
+from trainer.memory import DTYPE_BYTES, Recomputation, recomputation_within
 from trainer.objectives.objective import Need, moves
 from trainer.objectives.registry import objective_of
 from trainer.step import forward_backward, fsdp, optimiser, reference
@@ -99,10 +99,8 @@ def build(
     """
     described, settings = hf.load_config(model_dir), config.optimiser
     shape = read_shape(described, config.model.implementation, config.model.max_tokens)
-    width, budget = DTYPE_BYTES[settings.compute_dtype], settings.activation_bytes
     with torch.device("meta"):
-        again = recomputed_layers(shape, settings.micro_batch_tokens, width, budget)
-        decoder = make_model(shape, described, again)
+        decoder = make_model(shape, described)
     if config.lora.rank:
         lora.attach(decoder, config.lora.rank, config.lora.alpha, config.lora.targets)
     fsdp.shard(decoder, mesh, getattr(torch, settings.compute_dtype))
@@ -202,6 +200,12 @@ class TrainerRank:
         """Name of its card; "" on a CPU."""
         return torch.cuda.get_device_name(self.role.device) if self.role.device.type == "cuda" else ""
 
+    def recomputation(self, tokens: int) -> Recomputation:
+        """What is computed again in the backward pass of a micro-batch of so many tokens."""
+        settings, on_gpu = self.config.optimiser, self.role.device.type != "cpu"
+        width = DTYPE_BYTES[settings.compute_dtype]
+        return recomputation_within(self.decoder.config, tokens, width, settings.activation_bytes, on_gpu)
+
     def describe(self) -> dict[str, str]:
         """Dtypes and settings, for the user."""
         description = {
@@ -218,8 +222,8 @@ class TrainerRank:
             way = "" if self.config.sends_adapters else ", merged for the engines"
             rank = f"rank {self.config.lora.rank}, alpha {self.config.lora.alpha:g}{way}"
             description["adapters"] = f"{count / 1e6:.2f} M parameters ({rank}) on frozen weights"
-        if self.decoder.recompute:
-            description["recomputed"] = f"{self.decoder.recompute} of {len(self.decoder.layers)} layers"
+        if again := self.recomputation(self.config.optimiser.micro_batch_tokens).layers:
+            description["recomputed"] = f"{again} of {len(self.decoder.layers)} layers of a full micro-batch"
         return description
 
     @call("load of the {role} model", deadline="start")
@@ -254,7 +258,9 @@ class TrainerRank:
     def forward_backward(self, micro_batches: list[MicroBatch], temperature: float, sft: bool = False) -> StepSums:
         """Run this rank's micro-batches, the same number on every rank. sft: imitate, instead of the objective."""
         objective = None if sft else self.objective
-        return forward_backward.forward_backward(self.decoder, micro_batches, temperature, objective, self.auxiliary)
+        return forward_backward.forward_backward(
+            self.decoder, micro_batches, temperature, objective, self.auxiliary, self.recomputation
+        )
 
     @call("optimiser step", deadline="step")
     def step(self, learning_rate: float) -> Stepped:

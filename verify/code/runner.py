@@ -225,13 +225,9 @@ class ProgramVerifier:
             return ProgramVerdict(Verdict.WRONG, [], f'"{language[:20]}" is not run here: {" or ".join(LANGUAGES)} is')
         settings = self.settings
         limits = Limits(
-            test_s=settings.test_s,
-            memory_bytes=settings.memory_bytes,
-            compile_s=settings.compile_s,
-            max_tests=settings.max_tests,
-            seed=f"{problem.id}/{group}",
-            imports=settings.imports,
-        )
+            test_s=settings.test_s, memory_bytes=settings.memory_bytes, compile_s=settings.compile_s,
+            max_tests=settings.max_tests, seed=f"{problem.id}/{group}", imports=settings.imports,
+        )  # fmt: skip
         sandboxes = self._sandboxes or await asyncio.to_thread(self._open)
         try:
             return await in_thread(run_tests, source, known, problem.tests, limits, pool=sandboxes)

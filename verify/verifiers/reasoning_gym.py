@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-from shared.errors import ConfigError, DataError
+from shared.errors import DataError, NotInstalled
 from shared.types import Problem
 from verify.plugin_host import host_of
 from verify.plugin_process import DescribedVerifier
@@ -22,7 +22,7 @@ FILE = str(Path(__file__).resolve().parents[1] / "reasoning_gym_checkers.py")
 def check_installed() -> None:
     """Raise ConfigError where reasoning-gym is not installed."""
     if importlib.util.find_spec("reasoning_gym") is None:
-        raise ConfigError("reasoning-gym is not installed: pip install -e '.[reasoning_gym]'")
+        raise NotInstalled("reasoning_gym")
 
 
 def checkers() -> dict[str, Verifier]:

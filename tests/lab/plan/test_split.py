@@ -12,6 +12,7 @@ from lab.plan.scenario import CARDS, MODELS, Lengths, Machine, Scenario, Workloa
 from rollout.weights import network
 from shared.errors import ConfigError
 from tests.lab.plan.shapes import decoders, machines, workloads
+from trainer.memory import WHOLE, Recomputation
 
 ROUNDING = 1 + 1e-9
 
@@ -63,18 +64,24 @@ def test_the_smaller_lead_is_taken_when_it_costs_little():
 
 def test_activations_are_recomputed_only_where_they_would_not_fit():
     scenario = usual("8b", 8)
-    small = split.trainer_memory(scenario, 8, recompute=False)
-    enough, scarce = (replace(h100(8), memory_bytes=small.total / 0.9 * factor) for factor in (1.001, 0.999))
-    assert split.fitting(replace(scenario, machine=enough), 8) == (False, small)
-    assert split.fitting(replace(scenario, machine=scarce), 8)[0]
+    ways = [WHOLE, Recomputation(32), Recomputation(32, inputs_on_host=True)]
+    totals = [split.trainer_memory(scenario, 8, kept).total for kept in ways]
+
+    def chosen(memory: float) -> Recomputation:
+        return split.fitting(replace(scenario, machine=replace(h100(8), memory_bytes=memory / 0.9)), 8)[0]
+
+    assert totals == sorted(totals, reverse=True)
+    assert [chosen(1.001 * total) for total in totals] == ways
+    assert [chosen(0.999 * total) for total in totals] == [ways[1], ways[2], ways[2]]
 
 
 def test_each_node_of_trainers_holds_a_replica_where_memory_allows():
     scenario = usual("8b", 64)
-    assert [split.replicas_of(scenario, trainers, True) for trainers in (8, 16, 20, 24, 32)] == [1, 2, 1, 3, 4]
-    two, four = (split.trainer_memory(scenario, 32, True, replicas).total for replicas in (2, 4))
+    again = Recomputation(32)
+    assert [split.replicas_of(scenario, trainers, again) for trainers in (8, 16, 20, 24, 32)] == [1, 2, 1, 3, 4]
+    two, four = (split.trainer_memory(scenario, 32, again, replicas).total for replicas in (2, 4))
     scarce = replace(scenario, machine=replace(h100(64), memory_bytes=(two + four) / 2 / 0.9))
-    assert split.replicas_of(scarce, 32, True) == 2 and two < four
+    assert split.replicas_of(scarce, 32, again) == 2 and two < four
     wide = split.place(usual("8b", 24), 2, 4, 1)
     assert wide and (wide.trainers, wide.replicas) == (16, 2)
     assert wide.trainer_memory.states == 16 * 8_030_261_248 / 8
@@ -98,9 +105,9 @@ def test_what_arrives_is_counted_on_both_sides():
     across, inside = (times.EngineModel(MODELS["24b"], h100(gpus), 2) for gpus in (32, 8))
     assert across.arriving_bytes == 2 * tensor + context and inside.arriving_bytes == tensor
     assert across.spare_bytes == 72e9 - across.weight_bytes - 2 * tensor - context
-    beside = split.trainer_memory(usual("8b", 8), 6, recompute=False).buffers
+    beside = split.trainer_memory(usual("8b", 8), 6, WHOLE).buffers
     assert beside == 2 * 2 * 8_030_261_248 / 6 + 2 * context, "two engine GPUs open its buffers"
-    assert split.trainer_memory(usual("8b", 16), 6, recompute=False).buffers == 2 * 2 * 8_030_261_248 / 6
+    assert split.trainer_memory(usual("8b", 16), 6, WHOLE).buffers == 2 * 2 * 8_030_261_248 / 6
     assert network.MESSAGE_BYTES["cuda"] == times.MESSAGE_BYTES
 
 
@@ -124,7 +131,7 @@ def test_adapters_need_less_of_everything_that_is_trained_and_sent():
     assert math.isclose(alone.delivery_s, share * whole.delivery_s) and math.isclose(
         alone.write_s, share * whole.write_s
     )
-    assert whole.recompute and not alone.recompute
+    assert whole.again.layers and not alone.again.layers
     assert math.isclose(alone.train_s, whole.train_s * 2 / 4, rel_tol=0.01), "no gradients of frozen weights"
     assert split.best(Scenario(MODELS["70b"], h100(8), replace(USUAL, lora_rank=16))).engines > 0
     with pytest.raises(ConfigError, match="hold no split"):

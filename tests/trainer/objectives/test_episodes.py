@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from shared.config import Config
 from shared.model.decoder import Decoder, DecoderConfig, initialise
 from shared.types import Completion, Group, MicroBatch, Problem, Prompt, Reward, TrainSequence, Turn, Verdict
 from tests.trainer.objectives.named import NAMES, PUBLISHED
-from trainer.objectives.advantage import turn_advantages
+from trainer.objectives.advantage import diverse, turn_advantages, turns_differ
 from trainer.objectives.inputs import completions_of, loss_inputs
 from trainer.objectives.loss import policy_loss
 from trainer.objectives.objective import train_sequences
@@ -108,7 +110,7 @@ def test_ratios_are_means_of_a_turn_where_they_are_means():
         [9, 1, 2, 9, 3], bytes([0, 1, 1, 0, 1]), 1.0, [1.0, 1.0], columns={"behaviour": [-1.2, -1.4, -0.4]}
     )
     inputs = loss_inputs([sequence], torch.tensor([-1.0, -1.0, -1.0]))
-    ratios = read_objective({"name": "gspo"}).ratios(inputs)  # type: ignore[attr-defined]
+    ratios = read_objective({"name": "gspo", "ratio_reference": {"kind": "rollout"}}).ratios(inputs)  # type: ignore[attr-defined]
     assert ratios.tolist() == pytest.approx([1.349859, 1.349859, 0.548812], rel=1e-5)
     assert inputs.completions.sums(inputs.logprobs - inputs.behaviour).tolist() == pytest.approx([0.0], abs=1e-6)
 
@@ -185,6 +187,26 @@ VERIFIED = group_of(
 def test_a_turn_is_credited_with_the_discounted_rewards_from_it_on(group, name, discount, expected):
     [rows] = turn_advantages([group], read_objective({"name": name}).advantage, discount)
     assert rows == [None if row is None else pytest.approx(row) for row in expected]
+
+
+REWARDS = st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0]), min_size=1, max_size=3)
+
+
+@given(episodes=st.lists(REWARDS, min_size=1, max_size=4), discount=st.sampled_from([0.0, 0.5, 1.0]))
+def test_a_group_is_kept_exactly_where_a_turn_of_it_has_an_advantage(episodes, discount):
+    group = group_of(*(episode(index, *rewards, total=sum(rewards)) for index, rewards in enumerate(episodes)))
+    [rows] = turn_advantages([group], read_objective({"name": "dr_grpo"}).advantage, discount)
+    assert turns_differ(group, discount) == any(value for row in rows for value in row or [])
+
+
+def test_earlier_is_better_also_where_all_solve_it():
+    """Solved at turns 1, 2 and 3: equal totals, and returns 1, 1/2 and 1/4 with discount 1/2."""
+    group = group_of(
+        *(episode(turns, *[0.0] * turns, 1.0, verdict=Verdict.CORRECT, total=1.0) for turns in range(3)),
+    )
+    assert turns_differ(group, 0.5) and not diverse(group.rewards, "total")
+    crashed = group_of(episode(0, 1.0, total=1.0), episode(1, 0.0, 1.0, verdict=Verdict.CRASH, total=1.0))
+    assert not turns_differ(crashed, 0.5), "one that is not graded is compared with nothing"
 
 
 def test_sequences_carry_the_advantages_of_their_turns():

@@ -57,9 +57,13 @@ def test_on_policy_all_are_the_policy_gradient(chosen, seed):
     close(-problem.gradients(loss), problem.gradients(problem.expect(problem.rewards)))
 
 
-def gspo(p: Tensor, m: Tensor, _: Tensor, a: Tensor) -> Tensor:
-    s = (p - m).mean().exp()
-    return torch.where(((a > 0) & (s > 1.28)) | ((a < 0) & (s < 0.8)), 0.0, s * a).expand_as(p)
+def gspo(p: Tensor, m: Tensor, x: Tensor, a: Tensor) -> Tensor:
+    s, weight = (p - x).mean().exp(), (x - m).exp().clamp(max=2)
+    return weight * torch.where(((a > 0) & (s > 1.28)) | ((a < 0) & (s < 0.8)), 0.0, s * a)
+
+
+def gspo_from_rollout(p: Tensor, m: Tensor, _: Tensor, a: Tensor) -> Tensor:
+    return gspo(p, m, m, a)
 
 
 def masked(weight: Tensor, measured: Tensor, low: float, high: float) -> Tensor:
@@ -77,8 +81,8 @@ FORMULAS: list[tuple[dict[str, Any], Callable[[Tensor, Tensor, Tensor, Tensor], 
     ({"name": "tis"}, lambda p, m, x, a: (x - m).exp().clamp(max=2) * clip(p, x, a)),
     ({"name": "icepop", "ratio_reference": {"importance": NEAR}},
      lambda p, m, x, a: masked((x - m).exp(), (x - m).exp(), 0.9, 1.1) * clip(p, x, a)),
-    ({"name": "gspo", **WIDE}, gspo),
     ({"name": "gspo_token", **WIDE}, gspo),
+    ({"name": "gspo", **WIDE, "ratio_reference": {"kind": "rollout"}}, gspo_from_rollout),
     ({"name": "aipo", "importance": {"kind": "sequence_masked", "high": 1.1}},
      lambda p, m, x, a: masked((p - m).sum().exp().expand_as(p), (p - m).sum().exp(), 0.0, 1.1) * a),
     ({"name": "aipo", "importance": {"kind": "geometric_masked", **NEAR}},

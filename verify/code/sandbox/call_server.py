@@ -29,13 +29,10 @@ _SLICE_S = 0.02
 """how long an awaited object works before the tests' event loop has its turn again"""
 _MOST_OUTPUT = 1 << 20
 NATURES: dict[Any, str] = {
-    types.FunctionType: "FunctionType",
-    types.BuiltinFunctionType: "BuiltinFunctionType",
-    types.MethodType: "MethodType",
-    types.GeneratorType: "GeneratorType",
-    types.AsyncGeneratorType: "AsyncGeneratorType",
-    types.CoroutineType: "CoroutineType",
-}
+    types.FunctionType: "FunctionType", types.BuiltinFunctionType: "BuiltinFunctionType",
+    types.MethodType: "MethodType", types.GeneratorType: "GeneratorType",
+    types.AsyncGeneratorType: "AsyncGeneratorType", types.CoroutineType: "CoroutineType",
+}  # fmt: skip
 """objects of Python's own types that stay here, by their names in `types`"""
 
 

@@ -184,15 +184,11 @@ class SandboxHandle:
         interpreter = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
         with tempfile.TemporaryFile() as errors:
             self.process = subprocess.Popen(
-                [interpreter, "-S", "-P", "-s", "-c", program, json.dumps(settings)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                pass_fds=[theirs.fileno()],
-                env={"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8"},
-                cwd="/",
+                [interpreter, "-S", "-P", "-s", "-c", program, json.dumps(settings)], stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, stderr=errors, pass_fds=[theirs.fileno()],
+                env={"PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "LC_ALL": "C.UTF-8"}, cwd="/",
                 start_new_session=True,
-            )
+            )  # fmt: skip
             theirs.close()
             self.buffer = b""
             try:

@@ -98,16 +98,12 @@ def content(value: Any) -> Any:
 
 
 _CONTENTS: dict[type, Callable[[Any], Any]] = {
-    int: lambda value: int.__add__(value, 0),
-    float: lambda value: float.__mul__(value, 1.0),
-    str: lambda value: str.__add__(value, ""),
-    bytes: lambda value: bytes.__add__(value, b""),
+    int: lambda value: int.__add__(value, 0), float: lambda value: float.__mul__(value, 1.0),
+    str: lambda value: str.__add__(value, ""), bytes: lambda value: bytes.__add__(value, b""),
     tuple: lambda value: tuple.__getitem__(value, slice(None)),
-    list: lambda value: list.__getitem__(value, slice(None)),
-    set: lambda value: set(set.__iter__(value)),
-    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
-    dict: lambda value: dict(dict.items(value)),
-}
+    list: lambda value: list.__getitem__(value, slice(None)), set: lambda value: set(set.__iter__(value)),
+    frozenset: lambda value: frozenset(frozenset.__iter__(value)), dict: lambda value: dict(dict.items(value)),
+}  # fmt: skip
 
 
 def decode(tree: Tree, resolve: Callable[[str, list[Any]], Any] | None = None) -> Any:

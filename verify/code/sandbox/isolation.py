@@ -55,11 +55,7 @@ def leave_namespaces() -> None:
 
 def _map(own: int, user: int, group: int) -> None:
     """Map a user to itself in its new user namespace; `own` is the process's folder in a /proc."""
-    for name, text in (
-        ("setgroups", "deny"),
-        ("gid_map", f"{group} {group} 1"),
-        ("uid_map", f"{user} {user} 1"),
-    ):
+    for name, text in (("setgroups", "deny"), ("gid_map", f"{group} {group} 1"), ("uid_map", f"{user} {user} 1")):
         file = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=own)
         try:
             os.write(file, text.encode())

@@ -120,13 +120,9 @@ class _Talk:
 
 
 def run_assertions(
-    candidate: SandboxHandle,
-    runner: SandboxHandle,
-    source: str,
-    test: Assertions,
-    seconds: tuple[float, float],
+    candidate: SandboxHandle, runner: SandboxHandle, source: str, test: Assertions, seconds: tuple[float, float],
     memory_bytes: tuple[int, int],
-) -> AssertionResults:
+) -> AssertionResults:  # fmt: skip
     """Let the test code ask the program. `seconds`: wall, processor; `memory_bytes`: program, assertion runner. Raises
     Lost."""
     wall_s, cpu_s = seconds

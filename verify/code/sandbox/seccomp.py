@@ -134,14 +134,11 @@ def build(pid: int, execute: bool, processes: bool, empties: bool = True, fixed:
         program += [_inspect(_CLONE, _step(_LOAD, _FIRST) + _step(_ANY_BIT, _CLONE_THREAD, 1, 0)
                              + _answer(errno.EPERM) + _step(_RETURN, _ALLOW))]  # fmt: skip
     program += [
-        _inspect(_KILL_CALL, _only(_FIRST, (pid,))),
-        _inspect(_TGKILL, _only(_FIRST, (pid,))),
-        _inspect(_PRLIMIT, _only(_FIRST, (0, pid))),
-        _inspect(_PRCTL, _only(_FIRST, _PRCTL_NAMES)),
-        _inspect(_FCNTL, _all_but(_SECOND, _FCNTL_SIGNALS)),
-        _inspect(_IOCTL, _all_but(_SECOND, _IOCTL_SIGNALS)),
+        _inspect(_KILL_CALL, _only(_FIRST, (pid,))), _inspect(_TGKILL, _only(_FIRST, (pid,))),
+        _inspect(_PRLIMIT, _only(_FIRST, (0, pid))), _inspect(_PRCTL, _only(_FIRST, _PRCTL_NAMES)),
+        _inspect(_FCNTL, _all_but(_SECOND, _FCNTL_SIGNALS)), _inspect(_IOCTL, _all_but(_SECOND, _IOCTL_SIGNALS)),
         _step(_RETURN, _ALLOW),
-    ]
+    ]  # fmt: skip
     return b"".join(program)
 
 
