@@ -34,7 +34,7 @@ PREPARED: dict[str, Any] = {"model": "made/model", "prepare": {"script": "exampl
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
-    build(folder, 0, train_tokenizer(["no 5 7 ?"] * 9, 280), 64)
+    build(folder, 0, train_tokenizer(["no 5 7 ?"] * 9, 280), 512)
     return str(folder)
 
 
@@ -109,7 +109,7 @@ def test_a_dry_run_ends_with_the_error_of_a_launch(tmp_path, model, capsys):
 
 
 def test_a_template_that_cannot_be_used_fails(tmp_path):
-    build(tmp_path / "model", 0, train_tokenizer(["no 5 7 ?"] * 9, 280), 64)
+    build(tmp_path / "model", 0, train_tokenizer(["no 5 7 ?"] * 9, 280), 512)
     path = tmp_path / "model" / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": ""}))
     (tmp_path / "model" / "chat_template.jinja").unlink(missing_ok=True)

@@ -44,6 +44,7 @@ def started(monkeypatch):
     """(ranks, command, environment) of the ranks that would have been started; they end with 7."""
     given: list[Any] = []
     monkeypatch.setattr(node, "run_ranks", lambda *arguments: given.append(arguments) or 7)
+    monkeypatch.setattr("trainer.data.sources.check_sources", lambda config: None)  # of settings without a model
     return given
 
 

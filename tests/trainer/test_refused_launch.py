@@ -25,6 +25,7 @@ def test_a_refused_launch_leaves_no_folder(tmp_path, monkeypatch, code, written,
         return code
 
     monkeypatch.setattr("shared.launch.node.run_ranks", refuse)
+    monkeypatch.setattr("trainer.data.sources.check_sources", lambda config: None)
     monkeypatch.setattr(Nodes, "ranks", lambda *_: SimpleNamespace())
     monkeypatch.setattr(Nodes, "variables", lambda *_: {})
     if before:

@@ -47,7 +47,8 @@ def cases() -> Iterator[Any]:
         rows, marks = [row for row in ROWS if row["kind"] == kind], [needs_compiler] * ("C++" in kind)
         if kind in ASSERTIONS_IN_CPP or kind == "C++":
             marks.append(pytest.mark.sampled(1 if kind in ASSERTIONS_IN_CPP else 3, kind))
-            yield from (pytest.param([row], id=f"{kind}: {row['name']}", marks=marks) for row in rows)
+            named = ((row, row.get("name", number)) for number, row in enumerate(rows, 1))
+            yield from (pytest.param([row], id=f"{kind}: {name}", marks=marks) for row, name in named)
         elif kind.endswith(" batch"):
             yield pytest.param(rows, id=kind, marks=pytest.mark.sampled(1, "batch"))
         else:
