@@ -57,6 +57,7 @@ def share(part: list[Any], whole: list[Any], expected: float) -> bool:
     (python_files.prepare, {"problems": 64, "validation": 8}, {"problems": 0}),
     (agent_files.prepare, {}, {"numbers": 9}),
 ], ids=["guess", "judge", "python", "agent"])  # fmt: skip
+@pytest.mark.sampled(2)
 def test_the_same_seed_makes_the_same_files_and_a_mistake_is_named(tmp_path, prepare, options, mistake):
     made = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):

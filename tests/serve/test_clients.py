@@ -75,6 +75,7 @@ def check_openai(seen: Any, environment: str) -> None:
     ]
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("environment", ["openai2", "openai3"])
 def test_openai(serve, tmp_path, environment):
     rows = typed_objects(serve)

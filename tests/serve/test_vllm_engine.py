@@ -251,6 +251,7 @@ def test_an_engine_that_was_replaced_leaves_nothing(model):
     assert not kept and descriptors[2] == descriptors[1] <= descriptors[0] + 2
 
 
+@pytest.mark.soak  # in make test: weights are replaced in place and back, tests/rollout/test_local_engine.py
 def test_newer_weights_are_those_of_a_fresh_engine(model, tmp_path):
     """Requests run all the time; none fails. Then a fresh engine of the other export replaces this one."""
     other, prompts = change_weights(model, tmp_path / "other"), [[5, 6, 7], [9, 8, 7, 6], [30, 31]]

@@ -237,7 +237,7 @@ def whole_session(folder: Path) -> None:
     assert [json.loads(line)["kind"] for line in lines] == ["sft", "sft", "train", "train", "train"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # .ci/run runs it
 @pytest.mark.timeout(600)
 def test_a_session_imitates_evaluates_saves_and_goes_on_and_raises_what_its_calls_raise(tmp_path):
     in_fresh_process(whole_session, tmp_path)
@@ -248,7 +248,7 @@ def learn(folder: Path) -> list[float]:
     return asyncio.run(loop(f"--runs_dir={folder}"))
 
 
-@pytest.mark.soak  # in make test: the test above has a real engine
+@pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_example_learns_with_a_real_engine_and_proves_its_updates(tmp_path):
@@ -281,7 +281,7 @@ def run_notebook(folder: Path) -> dict[str, Any]:
     return {name: names[name].accuracy for name in ("before", "after")}
 
 
-@pytest.mark.soak  # a minute; the session itself is in make test
+@pytest.mark.soak  # a minute; .ci/run runs it
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_notebook_learns_from_its_first_cell_to_its_last(tmp_path):

@@ -46,6 +46,7 @@ def by_category(*names: str) -> dict[str, Rows]:
 CASES = by_category("cases", "plain", "written")
 
 
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("category", CASES)
 def test_verdicts(category):
     """Both ways round; but decimals stand for an exact number only as an answer, and conditions are no answer."""

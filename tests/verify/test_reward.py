@@ -166,17 +166,19 @@ def test_a_refusal_says_why():
         assert reason in rewarded(REFUSABLE | {"solution": solution}).reason
 
 
-@pytest.mark.slow
-def test_hostile_text_takes_linear_time():
-    for piece in ("\\boxed{}", "\\boxed{1} or ", "\\boxed{", "`", "```\n", "<!--", "<a ", "\n%", "a% ", "\\text{", "- ",
-                  "~~a", "not "):  # fmt: skip
-        long = piece * (300_000 // len(piece))
-        parts, problem = Parts(long, f"{long} \\boxed{{5}} {long}", "5", ""), Problem("x", long, "5")
-        with at_most(12):  # a tenth of it; quadratic scans took minutes
-            refuse_format(problem, parts, GUARDED)
-            refuse_answer(problem, parts, GUARDED)
-            asides(f"$ {long}")
-            clean(long * 4)
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("piece", [
+    "\\boxed{}", "\\boxed{1} or ", "\\boxed{", "`", "```\n", "<!--", "<a ", "\n%", "a% ", "\\text{", "- ", "~~a",
+    "not ",
+])  # fmt: skip
+def test_hostile_text_takes_linear_time(piece):
+    long = piece * (300_000 // len(piece))
+    parts, problem = Parts(long, f"{long} \\boxed{{5}} {long}", "5", ""), Problem("x", long, "5")
+    with at_most(12):  # a tenth of it; quadratic scans took minutes
+        refuse_format(problem, parts, GUARDED)
+        refuse_answer(problem, parts, GUARDED)
+        asides(f"$ {long}")
+        clean(long * 4)
 
 
 TEXTS = {

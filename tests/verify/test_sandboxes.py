@@ -256,6 +256,7 @@ def test_compiler_is_tried_once(pool, monkeypatch):
 
 
 @needs_compiler
+@pytest.mark.soak  # in make test: one that does not compile, one that is missing
 def test_a_compiler_that_does_not_serve_is_told(pool, monkeypatch, tmp_path):
     """Outside of the box, without its tools, and where what it writes may not be executed."""
     (tmp_path / "g++").symlink_to(cpp.compiler())

@@ -380,7 +380,7 @@ def test_generated_problems_are_disjoint_and_stay(tmp_path):
 
 
 @needs_gym
-@pytest.mark.slow
+@pytest.mark.soak
 def test_what_reasoning_gym_lacks_is_told(tmp_path):
     for spec, options, message in (
         ("contdown", {}, "has no problems 'contdown': is 'countdown' meant"),
