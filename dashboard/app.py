@@ -109,13 +109,9 @@ def add_runs(app: FastAPI, root: Path, folders: RunFolders) -> None:
 
     @app.get("/api/runs/{name}/series")
     def series(
-        name: str,
-        metric: Annotated[list[str], Query(min_length=1, max_length=40)],
-        axis: str = "step",
-        points: Annotated[int, Query(ge=10, le=5000)] = 800,
-        low: float | None = None,
-        high: float | None = None,
-    ) -> Response:
+        name: str, metric: Annotated[list[str], Query(min_length=1, max_length=40)], axis: str = "step",
+        points: Annotated[int, Query(ge=10, le=5000)] = 800, low: float | None = None, high: float | None = None,
+    ) -> Response:  # fmt: skip
         if axis not in AXES:
             raise ApiError(400, f"axis is one of {', '.join(AXES)}", code="invalid_value", param="axis")
         return answer(folders.find(name).series(metric, axis, points, low, high))

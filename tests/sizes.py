@@ -24,12 +24,12 @@ APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 CEILINGS = {
     "shared": 11_662,
-    "verify": 17_082,
+    "verify": 17_068,
     "environments": 2_891,
     "rollout": 5_070,
-    "trainer": 14_342,
+    "trainer": 14_356,
     "serve": 6_722,
-    "dashboard": 1_889,
+    "dashboard": 1_885,
     "evaluation": 2_473,
     "oversight": 1_869,
     "curate": 3_201,

@@ -176,11 +176,19 @@ def _stop(number: int, frame: object) -> None:
     raise Asked(number)
 
 
+def _stopped(launch: Launch | None) -> str:
+    """From where a run that was stopped goes on."""
+    folders = launch.config.run_dir.glob("checkpoints/step_*") if launch else ()
+    steps = [int(step) for folder in folders if (step := folder.name.removeprefix("step_")).isdigit()]
+    goes_on = f"; the same command goes on from step {max(steps, default=0)}"
+    return "stopped" + (goes_on if steps else " before the first checkpoint: the same command begins anew")
+
+
 def _failed(error: BaseException, progress: Progress, launch: Launch | None) -> int:
     from trainer.ledger import Interrupted
 
     if isinstance(error, (Interrupted, KeyboardInterrupt)):
-        progress.note("stopped; the same command goes on from here")
+        progress.note(_stopped(launch))
         asked = error.number if isinstance(error, Asked) else launch and launch.asked
         return 128 + (asked or signal.SIGINT)
     if isinstance(error, DeadlineExceeded) and launch is not None:

@@ -131,12 +131,6 @@ def check_beginning(rows: list[str], records: list[Record], path: Path) -> None:
 def make_record(item: Item, reward: Reward, settings: str) -> Record:
     """Make the output line of one item."""
     return Record(
-        line=item.line,
-        id=item.problem.id,
-        domain=item.problem.domain,
-        language=item.problem.language,
-        tokens=item.tokens,
-        reward=reward,
-        row=item.row,
-        settings=settings,
-    )
+        line=item.line, id=item.problem.id, domain=item.problem.domain, language=item.problem.language,
+        tokens=item.tokens, reward=reward, row=item.row, settings=settings,
+    )  # fmt: skip

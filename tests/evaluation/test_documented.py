@@ -2,8 +2,12 @@
 has an evaluation of the real engine."""
 
 import json
+import os
 import re
 import shlex
+import socket
+import subprocess
+import sys
 import tomllib
 
 import pytest
@@ -40,3 +44,17 @@ def test_every_command_runs(serve, tmp_path, root, monkeypatch, capsys):
             assert code == 0, (arguments, printed)
     validation = json.loads((evaluations / "quickstart_step_0/results.json").read_text())["benchmarks"]["validation"]
     assert validation["responses"] == 24 and validation["errors"] == 0 and (evaluations / "difference").is_dir()
+
+
+def test_a_model_is_not_measured_on_the_port_of_another(root, tmp_path):
+    """Another server answers /ready at once, and its answers would be taken for the model's."""
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        done = subprocess.run(
+            ["bash", root / "examples" / "while_serving.sh", "model", "touch", "measured"], cwd=tmp_path,
+            env={**os.environ, "MAESTRALE_PORT": port}, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+    assert done.returncode == 2 and f"another program listens on port {port}" in done.stderr
+    assert not (tmp_path / "measured").exists()

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from operator import itemgetter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from shared.launch import node
 from shared.launch.ranks import Nodes
 from shared.model.cpu import processor
 from tests.tables import read_table
+from trainer import rank_process
 
 ALLOCATOR = "libtcmalloc_minimal.so.4"
 SWALLOWS = """
@@ -95,3 +97,14 @@ def test_a_signal_while_libraries_are_imported_ends_the_launch(root):
     words, environment = [sys.executable, "-c", SWALLOWS], {**os.environ, "PYTHONPATH": str(root)}
     run = subprocess.run(words, cwd=root, env=environment, capture_output=True, timeout=600, check=False)
     assert (run.returncode, run.stdout, run.stderr) == (130, b"", b"stopped\n")
+
+
+@pytest.mark.parametrize(("folders", "says"), [
+    ((), "before the first checkpoint: the same command begins anew"), (("step_7.damaged",), "begins anew"),
+    (("step_0",), "from step 0"), (("step_8", "step_12", "step_4"), "from step 12"),
+])  # fmt: skip
+def test_after_a_stop_it_says_from_where_the_run_goes_on(tmp_path, folders, says):
+    for name in folders:
+        (tmp_path / "run" / "checkpoints" / name).mkdir(parents=True)
+    launch = SimpleNamespace(config=Config.model_validate({"name": "run", "runs_dir": str(tmp_path)}))
+    assert says in rank_process._stopped(launch) and "anew" in rank_process._stopped(None)  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
 """The files of a run: what its script makes, a teacher's folder against the policy's, and models that are refused."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.families import config_of
 from tests.trainer.test_dry_run import SMOLLM2
 from trainer.__main__ import launch
 from trainer.check.plan import model_shape
-from trainer.data.sources import check_reach, check_tokenizers, check_vocabulary, gather_sources, prepare
+from trainer.data.sources import check_model, check_reach, check_tokenizers, check_vocabulary, gather_sources, prepare
 from trainer.settings import load
 
 SCRIPT = """
@@ -66,6 +67,21 @@ def test_more_tokens_than_the_model_has_positions_are_refused(tmp_path, rope, re
     check_reach(shape, reach, tmp_path)
     with pytest.raises(ConfigError, match=rf"model\.max_tokens = {reach + 1}, but .* has {reach} positions"):
         check_reach(shape, reach + 1, tmp_path)
+
+
+@pytest.mark.parametrize(("model", "compute", "others", "refused"), [
+    ("float32", "bfloat16", {}, True), ("float32", "float32", {}, False), ("bfloat16", "bfloat16", {}, False),
+    ("float32", "bfloat16", {"sync": {"verify": False}}, False),
+])  # fmt: skip
+def test_types_in_which_engine_and_trainer_cannot_agree_are_refused(
+    tmp_path, monkeypatch, model, compute, others, refused
+):
+    """The first proof would: 1.8e-2 nats on a processor with bfloat16 units, where 1e-4 are allowed."""
+    monkeypatch.setattr(hf, "check_trainable", lambda *_: None)
+    folder = make(tmp_path / "model", "abc", rows=3)
+    given = {"model": {"path": str(folder), "dtype": model}, "optimiser": {"compute_dtype": compute}, **others}
+    with pytest.raises(ConfigError, match="give both the same type") if refused else nullcontext():
+        check_model(Config.model_validate(given), folder)
 
 
 def test_a_launch_without_model_and_problems_is_told_what_to_set(tmp_path):

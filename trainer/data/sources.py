@@ -191,7 +191,13 @@ def check_sources(config: Config) -> None:
 
 def check_model(config: Config, model_dir: Path) -> None:
     """Raise ModelError if the model cannot be trained as the settings say, ConfigError for adapters that it cannot
-    have."""
+    have, and for types in which trainers and engines cannot agree."""
+    dtypes = config.model.dtype, config.optimiser.compute_dtype
+    if config.mode == "rl" and config.sync.verify and dtypes == ("float32", "bfloat16"):
+        raise ConfigError(
+            'model.dtype = "float32" and optimiser.compute_dtype = "bfloat16": engines and trainers would differ by '
+            "more than the proof of an update allows: give both the same type"
+        )
     hf.check_trainable(model_dir, config.model.implementation, config.model.max_tokens)
     check_vocabulary(model_dir)
     described = hf.load_config(model_dir)

@@ -101,11 +101,7 @@ def _without_nearly(text: str) -> str:
 
 
 _LAYERS = (
-    ("Python's b'...' of bytes", _without_bytes),
-    ("quotation marks", _without_quotes),
-    ("HTML", _without_html),
-    ("doubled backslashes", _single_backslashes),
-    ("", _without_bold),
-    ('"=" before it', _without_equals),
+    ("Python's b'...' of bytes", _without_bytes), ("quotation marks", _without_quotes), ("HTML", _without_html),
+    ("doubled backslashes", _single_backslashes), ("", _without_bold), ('"=" before it', _without_equals),
     ('"approximately"', _without_nearly),
-)
+)  # fmt: skip

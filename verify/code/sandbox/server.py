@@ -246,14 +246,10 @@ class SandboxServer:
         memory = COMPILER_BYTES if compiles else request["memory_bytes"]
         cpu = int(request["cpu_s"]) + 1
         limits = {
-            resource.RLIMIT_AS: memory,
-            resource.RLIMIT_CPU: cpu,
-            resource.RLIMIT_FSIZE: (64 if compiles else 16) << 20,
-            resource.RLIMIT_NOFILE: OPEN_FILES,
-            resource.RLIMIT_CORE: 0,
-            resource.RLIMIT_MEMLOCK: 0,
-            resource.RLIMIT_MSGQUEUE: 0,
-        }
+            resource.RLIMIT_AS: memory, resource.RLIMIT_CPU: cpu,
+            resource.RLIMIT_FSIZE: (64 if compiles else 16) << 20, resource.RLIMIT_NOFILE: OPEN_FILES,
+            resource.RLIMIT_CORE: 0, resource.RLIMIT_MEMLOCK: 0, resource.RLIMIT_MSGQUEUE: 0,
+        }  # fmt: skip
         if self.user_namespace or os.getuid() >= 61184:  # else it would count the owner's other processes
             limits[resource.RLIMIT_NPROC] = TASKS
         for name, value in limits.items():
