@@ -28,8 +28,9 @@ ENDLESS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def test_too_few_open_files_are_refused_at_the_start():
+def test_too_few_open_files_are_refused_at_the_start(tmp_path):
     limit = ["prlimit", "--nofile=256:256", sys.executable, "-m", "trainer", "configs/quickstart.toml"]
+    limit += [f"--runs_dir={tmp_path}"]  # in runs/ it may be finished, and then nothing starts
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     run = subprocess.run(limit, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 2 and run.stderr == (
