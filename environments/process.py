@@ -98,8 +98,8 @@ class EnvironmentProcess(Served):
             run_file(Path(file), "environment.plugins")
         homes = {kind.home for kind in ENVIRONMENTS.values()}
         if empty := [file for file in files if file not in homes]:
-            wanted = 'write @environment("NAME") above a class of it'
-            raise ConfigError(f"environment.plugins: {empty[0]} was read, and registers no environment: {wanted}")
+            repair = 'write @environment("NAME") above a class of it'
+            raise ConfigError(f"environment.plugins: {empty[0]} was read, and registers no environment: {repair}")
         kinds = [kind for kind in ENVIRONMENTS.values() if kind.home in files]
         for kind in kinds:
             checked_options(OPTIONS, kind.name, kind.make.Options, options.get(kind.name, {}))

@@ -241,8 +241,8 @@ def warnings_of(rates: Json, benchmark: Benchmark, left_out: Mapping[str, float]
         "ungraded": "could not be graded (verifier); they count as wrong",
     }  # fmt: skip
     least = {"unextracted": 0.1}
-    found = [name for name in texts if rates[name] > least.get(name, 0)]
-    return warnings + [f"{rates[name]:.1%} of the responses {texts[name]}" for name in found]
+    frequent = [name for name in texts if rates[name] > least.get(name, 0)]
+    return warnings + [f"{rates[name]:.1%} of the responses {texts[name]}" for name in frequent]
 
 
 def mean(values: Iterable[float]) -> float | None:

@@ -73,9 +73,9 @@ def run() -> int:
         print(f"error: '{name}' is no command of maestrale: {hint}", file=sys.stderr)
         return 2
     os.environ.update(python_path())
-    command, said = COMMANDS[name], called()
-    told = {" ".join([one.module, *one.first]): f"{said} {word}" for word, one in COMMANDS.items()}
-    os.environ[STARTED] = json.dumps(told)
+    command, typed = COMMANDS[name], called()
+    commands = {" ".join([one.module, *one.first]): f"{typed} {word}" for word, one in COMMANDS.items()}
+    os.environ[STARTED] = json.dumps(commands)
     sys.argv[1:] = [*command.first, *rest]
     try:
         runpy.run_module(command.module, run_name="__main__", alter_sys=True)

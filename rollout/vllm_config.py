@@ -107,7 +107,7 @@ def build_vllm_config(
     settings, sleeps = config.rollout, config.placement.colocate == "turns" and device.type == "cuda"
     cache_bytes = settings.cache_bytes or cache_bytes
     more: dict[str, Any] = {"enable_sleep_mode": True} if sleeps else {}
-    if config.model.dtype != "float32":  # rounded logits are 2.5 times as far from the trainers'
+    if config.model.dtype != "float32":  # rounded logits are twice as far from the trainers'
         more["hf_overrides"] = {"head_dtype": "float32"}
     if config.sends_adapters:
         from rollout.weights.adapters import engine_arguments

@@ -144,9 +144,9 @@ def install_command(extra: str) -> str:
         lines = [line.partition("; extra == ") for line in requires("maestrale") or []]
     except PackageNotFoundError:
         lines = []
-    wanted = [name for name, _, of in lines if of.strip("\"'").replace("-", "_") == extra] or [extra]
+    packages = [name for name, _, of in lines if of.strip("\"'").replace("-", "_") == extra] or [extra]
     pip = f"{python()} -m pip install" if importlib.util.find_spec("pip") else f"uv pip install --python {python()}"
-    return " ".join([pip, *(f"'{name}'" for name in wanted)])
+    return " ".join([pip, *(f"'{name}'" for name in packages)])
 
 
 def print_error(error: Exception) -> int:

@@ -81,8 +81,8 @@ def clipped_rounding(learned: Learned, config: Config, age: int) -> str:
     the very weights that are trained sampled them; "" elsewhere. age: of its oldest token, in versions."""
     sums = learned.sums.sums
     share = (sums["clipped_low"] + sums["clipped_high"]) / max(sums["tokens"], 1.0)
-    own = age == 0 and config.optimiser.minibatches == 1 and not any(each.offline for each in sequences_of(learned))
-    if not own or share <= ROUNDED:
+    fresh = age == 0 and config.optimiser.minibatches == 1 and not any(each.offline for each in sequences_of(learned))
+    if not fresh or share <= ROUNDED:
         return ""
     return (
         f"the bounds of the objective change the gradient of {share:.0%} of the tokens, though the very weights that "

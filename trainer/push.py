@@ -63,16 +63,16 @@ def write_card(folder: Path, name: str = "") -> str:
 def licence_of(model: str) -> dict[str, Any]:
     """The fields of the licence in a card, from the card of the model that it was trained from, a folder or one of the
     Hub, else from its LICENSE where its title is known; {} where neither says it or can be fetched."""
-    found: dict[str, Any] = {}
+    licence: dict[str, Any] = {}
     with suppress(Exception):  # the hub's client raises errors of several libraries; a damaged card says nothing
         folder = Path(model) if Path(model).is_dir() else Path(snapshot_download(model, allow_patterns=FILES))
         for path in sorted(folder.glob("LICENSE*")):
             begin = " ".join(path.read_text(encoding="utf-8", errors="replace")[:1000].split()).lower()
-            found.update([("license", short) for title, short in TITLES.items() if begin.startswith(title)])
+            licence.update([("license", short) for title, short in TITLES.items() if begin.startswith(title)])
         card = metadata_load(folder / README) or {}
-        found = card if "license" in card else found
+        licence = card if "license" in card else licence
     fields: dict[str, Any] = {
-        key: str(found[key]) for key in ("license", "license_name", "license_link") if key in found
+        key: str(licence[key]) for key in ("license", "license_name", "license_link") if key in licence
     }
     if "license_link" in fields and not Path(model).exists():  # of a file beside that card
         fields["license_link"] = urljoin(f"https://huggingface.co/{model}/blob/main/", fields["license_link"])

@@ -24,9 +24,9 @@ def filtered_text(groups: list[Group]) -> str:
     kinds = {Verdict.CORRECT: "all right", Verdict.WRONG: "all wrong", Verdict.NO_ANSWER: "all wrong"}
     why = Counter[str]()
     for group in groups:
-        said = {kinds.get(reward.verdict, "") for reward in group.rewards if reward is not None}
+        verdicts = {kinds.get(reward.verdict, "") for reward in group.rewards if reward is not None}
         cut = any(completion.finish_reason == "abort" for completion in group.completions)
-        why["cut off" if cut else (said.pop() if len(said) == 1 else "") or "all the same reward"] += 1
+        why["cut off" if cut else (verdicts.pop() if len(verdicts) == 1 else "") or "all the same reward"] += 1
     reasons = ", ".join(f"{count} {reason}" for reason, count in why.most_common())
     return f"{len(groups)} groups thrown away ({reasons})" if groups else ""
 
