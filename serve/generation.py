@@ -177,7 +177,8 @@ class Phase(Enum):
 
 class Try:
     """One try of a response, sampled in legs: stops and a constraint apply to the answer only, so that the reasoning is
-    sampled without them, up to its closing tag.
+    sampled without them, up to its closing tag. The model decides whether there is reasoning: a first leg is free, and
+    where it begins an answer that must have a form, its few tokens are sampled again under the constraint.
 
         BEFORE or REASONING -- the closing tag, or no reasoning --> ANSWER
         BEFORE or REASONING -- the budget is used up, or the model ends without the closing tag --> ENDED --> ANSWER
@@ -193,7 +194,8 @@ class Try:
         self.first_words = ""
         """what the server has written at the beginning of the reasoning"""
         prefill, formed = means == "prefill", self.sampling.constraint is not None and plan.thinking_budget != 0
-        begun = not prompts.chat.think_closed and (prefill or formed)
+        written = prefill or (formed and (bool(self.masked) or prompts.tags.channels))
+        begun = not prompts.chat.think_closed and written
         if begun:
             code = plan.choice.code if prefill else ""
             self.prompt_ids, self.first_words = prompts.begin_reasoning(self.prompt_ids, code)
@@ -202,7 +204,8 @@ class Try:
         if prompts.chat.think_closed:
             self.splitter.state = State.ANSWER  # the prompt closes the reasoning
         self._prefilled, self._earlier = prefill, response.tokens
-        self._ended = self._answered = False
+        self._before = (response.tokens, response.thinking_tokens, len(response.logprobs))
+        self._ended = self._answered = self._undecided = self._again = False
         self._ids: list[int] = []
         """[tokens] of this leg"""
         self._text = ""
@@ -235,13 +238,15 @@ class Try:
     def begin_leg(self) -> SamplingParameters:
         """Begin a leg, and return how to sample it. Reasoning is sampled up to its closing tag, without the constraint
         and the stops, or in the letters of the language `masked`. While it is unclear whether there is reasoning, stops
-        may be needed: one that occurs in the reasoning interrupts it once."""
+        and the constraint of calls in a text may be needed: what occurs of them in the reasoning interrupts it once."""
         self._ids, self._text = [], ""
         sampling, prompts, state = self.sampling, self.prompts, self.splitter.state
-        leg, unclear = sampling, state is State.BEFORE and sampling.constraint is None
-        limited = self.masked or sampling.constraint or sampling.stop or sampling.stop_token_ids
+        form, before = sampling.constraint, state is State.BEFORE
+        leg, unclear = sampling, before and (form is None or self._again)
+        self._undecided = before and form is not None and not self._again
+        limited = self.masked or form or sampling.stop or sampling.stop_token_ids
         if state is not State.ANSWER and limited:
-            mask = None
+            mask = form if unclear else None
             if self.masked:
                 mask = reasoning_mask(self.masked, prompts.chat, prompts.tags, opened=state is State.THINKING)
             leg = replace(
@@ -249,6 +254,7 @@ class Try:
                 stop_token_ids=sampling.stop_token_ids if unclear else [], through=prompts.through[0],
                 through_id=prompts.through[1],
             )  # fmt: skip
+        self._leg_formed = leg.constraint is not None and leg.constraint is form
         return replace(leg, constraint=None) if self.splitter.calling else leg  # which is of calls in the text
 
     def take(self, delta: Delta) -> list[Chunk]:
@@ -257,16 +263,47 @@ class Try:
         self._text += delta.text
         self.response.logprobs += delta.logprobs
         chunks = self.splitter.feed(delta.text, delta.token_ids)
+        if self._is_unformed and not self._may_go_on(delta.finish_reason):
+            return []
         self._answered = self._answered or not all(chunk.thinking for chunk in chunks)
         return chunks
 
     @property
+    def _is_unformed(self) -> bool:
+        """Whether the leg has begun an answer without the constraint that applies to it."""
+        return self._undecided and self.splitter.state is State.ANSWER and not self.splitter.has_reasoning
+
+    def _may_go_on(self, finish_reason: str | None) -> bool:
+        """Whether an answer that was begun without its constraint fits it so far: text in which no call has begun."""
+        form, text = self.sampling.constraint, self._text.lstrip()
+        called = text.startswith(OPEN) or OPEN.startswith(text)
+        return form is not None and form.kind == "structural_tag" and not (called or finish_reason)
+
+    @property
     def is_to_interrupt(self) -> bool:
-        """Whether the leg must not go on: the budget is used up within the reasoning."""
-        return self.phase is Phase.REASONING and not self.response.finish_reason and self.is_beyond
+        """Whether the leg must not go on: the budget is used up within the reasoning, or the answer lacks its
+        constraint, or reasoning has that of calls."""
+        if self._is_unformed:
+            return True
+        opened = (self._again and self._leg_formed) or self.is_beyond
+        return self.phase is Phase.REASONING and not self.response.finish_reason and opened
+
+    def _begin_answer(self) -> list[Chunk]:
+        """Forget the first leg, whose words are no reasoning: they are sampled again, under the constraint."""
+        response, self._again = self.response, True
+        response.tokens, response.thinking_tokens, logprobs = self._before
+        del response.logprobs[logprobs:]
+        response.finish_reason, response.stop_reason = "", None
+        self.splitter = CountingSplitter(self.prompts, response, opened=False, begun=False)
+        form = self.sampling.constraint
+        if form is None or form.kind != "structural_tag":  # others leave no room for reasoning
+            self.splitter.state = State.ANSWER
+        return []
 
     def interrupt_leg(self) -> list[Chunk]:
         """End a leg before its own end, and return the text that the engine has held back."""
+        if self._is_unformed and not self._may_go_on(self.response.finish_reason):
+            return self._begin_answer()
         text = self._withheld().rstrip("\ufffd")
         self._go_on(self._ids)
         return self.splitter.feed(text)
@@ -274,6 +311,8 @@ class Try:
     def end_leg(self, leg: SamplingParameters) -> tuple[list[Chunk], bool]:
         """Read the end of a leg. Return the text that the engine left out, and whether the try is over."""
         response = self.response
+        if self._undecided and self.splitter.state is State.BEFORE:  # blanks, or nothing
+            return self._begin_answer(), False
         over = response.finish_reason != "stop" or self._is_over(leg)
         chunks = self.splitter.feed(self._omitted_stop(leg, over))
         if over:
@@ -290,7 +329,7 @@ class Try:
         the first word of the answer, is ordinary text."""
         reason, answering = self.response.stop_reason, self.phase is Phase.ANSWER
         if reason is None:  # the model's own end
-            return self.sampling.constraint is None or answering
+            return self.sampling.constraint is None or answering or self._again
         return reason != leg.through and answering and (self._answered or bool(str(reason).strip()))
 
     def _omitted_stop(self, leg: SamplingParameters, over: bool) -> str:

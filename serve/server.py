@@ -21,7 +21,7 @@ from serve.keys import Client
 from serve.metrics import Metrics
 from serve.plan import GenerationPlan, Response
 from serve.reasoning import Chunk
-from serve.reasoning_language import OFF, LanguageChoice, Source, choose_language, read_tag
+from serve.reasoning_language import AUTO, OFF, LanguageChoice, Source, choose_language, read_tag
 from serve.schemas import ChatRequest, GenerationRequest
 from serve.settings import ServerSettings
 from serve.system_prompts import PromptRenderer
@@ -257,15 +257,15 @@ class Server:
             asked = read_tag(request.headers[LANGUAGE_HEADER]) if LANGUAGE_HEADER in request.headers else ""
         except ValueError as error:
             raise ApiError(400, str(error), code="invalid_value", param=LANGUAGE_HEADER) from error
+        prompts, default = self.prompts_of(body.model, self.template_arguments(body)), settings.reasoning_language
         candidates: list[tuple[str, Source]] = [
             (body.reasoning_language or "", "body"), (asked, "header"), (client.language, "key"),
-            (settings.reasoning_language, "default"),
+            (OFF if prompts.bare and default == AUTO else default, "default"),
         ]  # fmt: skip
         turns = [message.text for message in body.messages if message.role == "user"]
         choice = choose_language(
             candidates, turns, request.headers.get("accept-language", ""), settings.fallback_language
         )
-        prompts = self.prompts_of(body.model, self.template_arguments(body))
         try:
             return choice, prompts.render(body.messages, choice.code, describe_form(body.offered, body.constraint))
         except ModelError as error:

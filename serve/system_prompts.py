@@ -91,12 +91,15 @@ class PromptRenderer:
         whole: bool = False,
         trained: bool = False,
         blanks: tuple[str, str, str] = USUAL_BLANKS,
+        bare: bool = False,
     ):
         """system: "policy" for the server's prompt in the language of the reasoning, "magistral" for that of training,
         "" for none, else a fixed text. whole: the model sees its earlier turns as it wrote them, reasoning included,
         whatever its template drops. trained: it was trained to follow requests for a language. blanks: around its tags,
-        see `ModelCard.tag_blanks`."""
+        see `ModelCard.tag_blanks`. bare: its training had neither a system prompt nor requests for a language, so that
+        only a language that a client or the server's settings name is asked for."""
         self.chat, self.system, self.whole, self.trained, self.blanks = chat, system, whole, trained, blanks
+        self.bare = bare
         self.tags = chat.tags
         self.shown: Tags = self.tags if self.tags in (TEXT, CONTROL) else TEXT
         """those around reasoning that clients get in the text itself"""
@@ -136,7 +139,8 @@ class PromptRenderer:
         if card is None:
             return cls(Chat(folder, "", arguments, published=True), system)
         chat = Chat(folder, card.chat_template, {**card.template, **(arguments or {})})
-        return cls(chat, system, card.history == "whole", card.language_requests, card.tag_blanks)
+        bare = not (system or card.language_requests)
+        return cls(chat, system, card.history == "whole", card.language_requests, card.tag_blanks, bare)
 
     @property
     def warning(self) -> str:
@@ -162,7 +166,7 @@ class PromptRenderer:
             if any(self.chat.added.search(value) for value in arguments.values() if isinstance(value, str)):
                 raise ModelError("an argument of the chat template spells a control token")
             chat = self.chat.with_arguments(arguments)
-            known = PromptRenderer(chat, self.system, self.whole, self.trained, self.blanks)
+            known = PromptRenderer(chat, self.system, self.whole, self.trained, self.blanks, self.bare)
             if len(self._others) == MOST_ARGUMENTS:  # clients choose them
                 self._others.clear()
             self._others[key] = known

@@ -15,11 +15,14 @@ from pydantic import AfterValidator, Field
 from serve.engine import Constraint
 from serve.json_schemas import Schema
 from serve.parameters import RequestPart
-from shared.tool_calls import CALL_END, OPEN, TOOLS_PROMPT, ToolDefinition, call_start, signatures
+from shared.tool_calls import CALL_END, CLOSE, OPEN, TOOLS_PROMPT, ToolDefinition, call_start, signatures
 
-NO_BLANKS = {"x-guidance": {"whitespace_flexible": False}}
-"""added to a schema inside a grammar, since the engine's own setting applies to bare schemas only"""
+FEW_BLANKS = {"x-guidance": {"whitespace_pattern": "[ ]?"}}
+"""added to the schema of a call: an unsure model would write blanks without end, and most write one after a colon"""
 FORM_PROMPT = "Answer after your thoughts with JSON only, of this schema:\n\n{given}"
+LETTERS, TOKENS = f'\nopen: "{OPEN}"\nclose: "{CLOSE}"', f"\nopen: {OPEN}\nclose: {CLOSE}"
+TEXT_LETTERS, TEXT_TOKENS = '\nbegin[lazy]: TEXT "<tool_call>"', "\nbegin: TEXT <tool_call>"
+"""the last rules of a grammar of calls: their tags, spelled in letters or as control tokens"""
 WORDS_ONLY = ("type", "title", "description", "$schema", "$comment")
 """keywords of a tool's parameters that name no argument"""
 
@@ -74,12 +77,24 @@ def describe_form(tools: Sequence[Tool], constraint: Constraint | None) -> Answe
 
 def constrain_calls(tools: Sequence[Tool], *, must: bool, parallel: bool) -> Constraint:
     """Return a constraint to calls of these tools with arguments that fit their schemas. must: nothing but calls;
-    parallel: allow more than one."""
-    calls = [(call_start(tool.function.name), arguments_of(tool.function.parameters)) for tool in tools]
-    if must:  # a grammar as llguidance has it
-        kinds = [f"{json.dumps(start)} %json {json.dumps(schema | NO_BLANKS)} {json.dumps(CALL_END)}"
-                 for start, schema in calls]  # fmt: skip
-        more = ' ("\\n" call)*' if parallel else ""
-        return Constraint("grammar", f"start: call{more}\ncall: " + "\n    | ".join(kinds))
-    structures = [{"begin": start, "schema": schema, "end": CALL_END} for start, schema in calls]
-    return Constraint("structural_tag", json.dumps({"triggers": [OPEN], "structures": structures}))
+    parallel: allow more than one. Its value is a grammar as llguidance has it, for a tokenizer that spells the tags of
+    calls in letters (`with_control_tokens`)."""
+    kinds = []
+    for tool in tools:
+        start, schema = call_start(tool.function.name), arguments_of(tool.function.parameters)
+        name, end = json.dumps(start.removeprefix(OPEN)), json.dumps(CALL_END.removesuffix(CLOSE))
+        kinds.append(f"{name} %json {json.dumps(schema | FEW_BLANKS)} {end} close")
+    calls = "\ncall: " + "\n    | ".join(kinds)
+    if must:
+        more = ' ("\\n" open call)*' if parallel else ""
+        return Constraint("grammar", f"start: open call{more}{calls}{LETTERS}")
+    return Constraint("structural_tag", f"start: (begin call)* TEXT\nTEXT: /(.|\\n)*/{calls}{LETTERS}{TEXT_LETTERS}")
+
+
+def with_control_tokens(grammar: str) -> str:
+    """Return a grammar of `constrain_calls` for a tokenizer in which the tags of calls are tokens of their own, which
+    letters in a grammar do not match; any other grammar as it is."""
+    rules, text, rest = grammar.partition(TEXT_LETTERS)
+    if rest or not rules.endswith(LETTERS):
+        return grammar
+    return rules.removesuffix(LETTERS) + TOKENS + TEXT_TOKENS * bool(text)

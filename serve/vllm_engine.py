@@ -364,7 +364,8 @@ def structured_outputs(constraint: Constraint | None) -> Any:
 
     if constraint is None:
         return None
-    return StructuredOutputsParams(**{constraint.kind: constraint.value or True})
+    kind = "grammar" if constraint.kind == "structural_tag" else constraint.kind
+    return StructuredOutputsParams(**{kind: constraint.value or True})
 
 
 def candidates(token_ids: Iterable[int], tables: Any, most: int | None) -> list[list[Candidate]]:

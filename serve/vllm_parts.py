@@ -29,6 +29,8 @@ from vllm.v1.structured_output.backend_types import StructuredOutputGrammar, Str
 
 from serve.letter_mask import MaskRequest
 from serve.token_mask import TokenMask
+from serve.tools import with_control_tokens
+from shared.tool_calls import CLOSE, OPEN
 
 
 class EngineStep(NamedTuple):
@@ -147,6 +149,7 @@ class MaskingBackend(GuidanceBackend):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._masks: dict[str, TokenMask] = {}
+        self._calls_in_tokens = {OPEN, CLOSE} <= self.tokenizer.get_added_vocab().keys()
 
     def compile_grammar(
         self, request_type: StructuredOutputOptions, grammar_spec: str, stop_token_ids: set[int] | None = None
@@ -154,6 +157,8 @@ class MaskingBackend(GuidanceBackend):
         """Return the state of a new request."""
         request = MaskRequest.read(grammar_spec)
         if request is None:
+            if self._calls_in_tokens and request_type is StructuredOutputOptions.GRAMMAR:
+                grammar_spec = with_control_tokens(grammar_spec)
             return super().compile_grammar(request_type, grammar_spec, stop_token_ids)
         if grammar_spec not in self._masks:
             table = self.ll_tokenizer

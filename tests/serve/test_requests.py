@@ -2,6 +2,8 @@
 tools and models write switches it off, or fakes its measurement: jailbreaks.jsonl has ways to try."""
 
 import random
+import shutil
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -99,7 +101,7 @@ def test_nothing_that_a_request_holds_switches_the_policy_off(serve):
         assert text.count(f"<user>{last}\n\n{request_for('de')}<eos>") == 1, row
         assert text.startswith(f"<system>{system}"), "the client's own stand behind it"
         turns = 1 + sum(message["role"] not in ("system", "developer") for message in messages)
-        tags = sum(token in control for token in chat.encode(system)) + ("tools" in fields)  # these begin the reasoning
+        tags = sum(token in control for token in chat.encode(system))
         assert sum(token in control for token in prompts[0]) == 2 * turns + 1 + tags, (row, "the template's only")
 
 
@@ -115,6 +117,24 @@ def test_what_a_model_writes_is_measured_and_cannot_be_faked(serve, stream):
         else:
             language = served.ask(PEARS, reasoning_language="de").json()["reasoning_language"]
         assert language["match"] is row["match"] if row["kind"] == "writes" else language["match"] is not True, row
+
+
+@pytest.mark.parametrize(("system", "requests", "default", "asked"), [
+    ("", False, "auto", ""), ("", True, "auto", "de"), ("Be brief.", False, "auto", "de"), ("", False, "de", "de"),
+])  # fmt: skip
+def test_a_model_that_never_saw_a_request_gets_one_where_somebody_asks(
+    serve, model_folder, tmp_path, system, requests, default, asked
+):
+    """A run without a system prompt: what it was trained on is the question alone, and tools where it had some."""
+    folder = Path(shutil.copytree(model_folder, tmp_path / "model"))
+    (folder / CARD).write_bytes(msgspec.json.encode(ModelCard("run", 3, system, language_requests=requests)))
+    served = serve("x", reasoning_language=default, system_prompt="trained", model=str(folder))
+    reply = served.ask(PEARS).json()["reasoning_language"]
+    assert requests_in(served.engine.prompts[-1]) == [asked][: bool(asked)]
+    assert (reply["requested"] or "", reply["source"] == "off") == (asked, not asked)
+    for body, code in (({"reasoning_language": "fr"}, "fr"), ({"reasoning_language": "auto"}, "de")):
+        assert served.ask(PEARS, **body).json()["reasoning_language"]["requested"] == code
+        assert requests_in(served.engine.prompts[-1]) == [code]
 
 
 def test_without_a_user_the_request_is_the_end_of_the_system_prompt(tmp_path):

@@ -11,11 +11,12 @@ PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"
 ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": PARAMETERS}}
 CALLS = call_text("add", '{"a": 1, "b": 2}') + "\n" + call_text("add", '{"a": 3, "b": 4}')
 JSON = {"type": "json_object"}
+THOUGHT = "<think>\nI add.</think>"
 
 
 def in_two(answer):
     """A script that thinks in its first call, which ends at the closing tag, and answers in its second."""
-    return lambda prompt, sampling, call: answer if sampling.constraint is not None else f"I add.</think>{answer}"
+    return lambda prompt, sampling, call: answer if sampling.constraint is not None else f"{THOUGHT}{answer}"
 
 
 def chosen(served, **body):
@@ -47,12 +48,11 @@ def test_calls_are_found_and_told(serve):
     reasoning, answer = served.engine.samplings
     assert (reasoning.constraint, reasoning.through, answer.through) == (None, "</think>", "")
     kind, value = constraint_of(served)
-    form = json.loads(value)
-    assert kind == "structural_tag" and form["triggers"] == ["<tool_call>"]
-    assert form["structures"][0]["schema"] == PARAMETERS
+    assert kind == "structural_tag" and value.startswith("start: (begin call)* TEXT\n")
+    assert json.dumps(PARAMETERS)[:-1] in value and value.endswith('\nbegin[lazy]: TEXT "<tool_call>"')
     first, second = served.engine.prompts
-    assert '"name": "add"' in first and first.endswith("<assistant><think>\n")
-    assert second == first + "I add.</think>"
+    assert '"name": "add"' in first and first.endswith("<assistant>"), "as in training: the model opens its reasoning"
+    assert second == first + THOUGHT
     served.engine.script = in_two(f"Let me see.\n{CALLS}")
     events = served.events(tools=[ADD])
     deltas = [choice["delta"] for event in events for choice in event["choices"]]
@@ -92,7 +92,7 @@ def test_one_tool_at_most_and_none_at_all(serve):
         assert len(choice["message"]["tool_calls"]) == 1 and choice["message"]["content"] is None
         assert choice["finish_reason"] == "tool_calls", "sampling ends behind the last call that may be"
         kind, value = constraint_of(served)
-        assert (kind, value.startswith("start: call\ncall:")) == (("grammar", True) if body else (kind, False))
+        assert (kind, value.startswith("start: open call\ncall:")) == (("grammar", True) if body else (kind, False))
     message = chosen(served, tools=[ADD], tool_choice="none")["message"]
     assert "tool_calls" not in message and "Adds." not in served.engine.prompts[-1]
 
@@ -119,13 +119,50 @@ def test_an_answer_of_a_form_is_sampled_apart_from_its_reasoning(serve):
     assert (message["content"], message["reasoning"]) == ('{"n": 5}', "I add.")
     kind, value = constraint_of(served)
     assert (kind, json.loads(value)) == ("json", schema) and json.dumps(schema) in served.engine.prompts[0]
-    used = len(served.server.prompts.chat.encode("I add.</think>"))
+    used = len(served.server.prompts.chat.encode(THOUGHT))
     assert served.engine.samplings[-1].max_tokens == 100 - used
+
+
+@pytest.mark.parametrize(("free", "formed", "expected", "prompts"), [
+    (CALLS, CALLS, (None, None, 2), [""] * 2),
+    ("", CALLS, (None, None, 2), [""] * 2),
+    ("\n\n", CALLS, (None, None, 2), [""] * 2),
+    ("Three or four.", " Or five.", (None, "Or five.", 0), ["", "Three"]),
+    (CALLS, "<think>I add.</think>7", ("I add.", "7", 0), ["", "", "<think>I add.</think>"]),
+    ("Three or four.", f" Or: {CALLS}", (None, "Or:", 2), ["", "Three"]),
+])  # fmt: skip
+def test_a_model_that_answers_at_once_is_held_to_calls_and_need_not_think(serve, free, formed, expected, prompts):
+    """Models that were trained with tools often begin with a call. Its first words, sampled without the grammar, are
+    sampled again where a call may have begun in them."""
+    formed = formed.partition("</think>")
+    script = [free, "".join(formed), formed[2]]
+    served = serve(lambda prompt, sampling, call: script[call])
+    choice = chosen(served, tools=[ADD], logprobs=True)
+    message = choice["message"]
+    assert (message["reasoning"], len(message.get("tool_calls", []))) == (expected[0], expected[2])
+    assert (message["content"] or "").endswith(expected[1] or "")
+    first = served.engine.prompts[0]
+    behind = [prompt.removeprefix(first) for prompt in served.engine.prompts]
+    assert all(map(str.startswith, behind, prompts)) and len(behind) == len(prompts), behind
+    whole = "".join(token["token"] for token in choice["logprobs"]["content"])
+    assert whole.count("<tool_call>") == expected[2] and whole.count("I add.") == bool(expected[0])
+
+
+@pytest.mark.parametrize("form", [{"response_format": JSON}, {"tools": [ADD], "tool_choice": "required"}])
+def test_an_answer_of_a_form_needs_no_reasoning(serve, form):
+    answer = '{"a": 1}' if "response_format" in form else CALLS
+    served = serve(lambda prompt, sampling, call: answer if sampling.constraint is not None else "Well, ")
+    reply = served.ask(**form).json()
+    message = reply["choices"][0]["message"]
+    assert message["reasoning"] is None and (message["content"] == answer or len(message["tool_calls"]) == 2)
+    assert reply["usage"]["completion_tokens"] == len(served.server.prompts.chat.encode(answer))
+    assert len(set(served.engine.prompts)) == 1 and len(served.engine.prompts) == 2
 
 
 @pytest.mark.parametrize("thoughts", ["hm " * 500, "hm <eos>"])
 def test_reasoning_without_an_end_leaves_room_for_an_answer_of_a_form(serve, thoughts):
-    served = serve(lambda prompt, sampling, call: '{"a": 1}' if sampling.constraint is not None else thoughts)
+    free = f"<think>{thoughts}"
+    served = serve(lambda prompt, sampling, call: '{"a": 1}' if sampling.constraint is not None else free)
     message = chosen(served, response_format=JSON, max_tokens=200)["message"]
     assert message["content"] == '{"a": 1}' and message["reasoning"].endswith("I'll answer now.")
     assert len(served.engine.prompts) == 2 and "hm <eos>" not in served.engine.prompts[1]
@@ -187,7 +224,7 @@ def test_an_answer_that_breaks_off_is_an_error(serve):
 @pytest.mark.parametrize("choice", ["required", "auto"])
 def test_a_call_that_the_limit_cuts_is_no_text(serve, choice):
     served = serve(in_two(call_text("add", '{"a": 1}') + "\n" + call_text("add", '{"a": "' + "b" * 99)))
-    size = len(served.server.prompts.chat.encode("I add.</think>" + call_text("add", '{"a": 1}') + "\n<tool_call>{"))
+    size = len(served.server.prompts.chat.encode(THOUGHT + call_text("add", '{"a": 1}') + "\n<tool_call>{"))
     for most, calls in ((size, 1), (size - 15, 0)):
         cut = chosen(served, tools=[ADD], tool_choice=choice, max_tokens=most)
         assert cut["finish_reason"] == "length" and not cut["message"]["content"]
@@ -210,7 +247,7 @@ def test_a_tool_without_parameters_takes_none(serve):
             assert '{"type": "object", "properties": {}, "additionalProperties": false' in value
     free = {"type": "function", "function": {"name": "now", "parameters": {"additionalProperties": True}}}
     assert served.ask(tools=[free]).is_success
-    assert '"schema": {"additionalProperties": true}' in constraint_of(served)[1]
+    assert '%json {"additionalProperties": true' in constraint_of(served)[1]
 
 
 def test_a_call_without_arguments_in_a_history(serve):
