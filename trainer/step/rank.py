@@ -161,6 +161,8 @@ class TrainerRank:
         self.objective = objective_of(config)
         self.auxiliary = AuxiliaryModels()
         self.sender: WeightSender | None = None
+        self.parts: list[dict[str, int]] = []
+        """[versions] this rank's parts of the checksums of the last two versions"""
         self.writer: shards.ShardWriter | None = None  # of the checkpoint that was begun last
         self.extra_files: dict[str, Written] = {}  # in that checkpoint besides, written already
         self.host = HostMemory()
@@ -298,7 +300,14 @@ class TrainerRank:
         published = PublishedWeights(version, size_bytes, seconds, probe=scored if self.rank == 0 else [])
         if proof:
             published.add_checksums(self.sender)
+            self.parts = [*self.parts[-1:], published.checksums]
+            published.checksums = fsdp.add_checksums(published.checksums, self.sender.layout.places, self.role.device)
         return published
+
+    @call("parts of the checksums", deadline="step")
+    def checksum_parts(self) -> list[dict[str, int]]:
+        """Return this rank's parts of the checksums of the last two versions, the older one first."""
+        return self.parts
 
     @torch.no_grad()
     def score(self, sequences: list[list[int]]) -> list[list[float]]:
