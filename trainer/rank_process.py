@@ -137,7 +137,7 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder, file: Ra
         launch = Launch(settled, sources, role, progress, [path, *overrides], config)
         if _asked:  # of an exception that was raised inside of an import nothing may be left
             raise Asked(_asked[0])
-        launch.keeper.on_stop = partial(lock.close, "stopped because something hung")
+        launch.keeper.on_stop = partial(lock.close, "stopped because something hung")  # with the reason
         asyncio.run(launch.run())
         code = 0
     except BaseExceptionGroup as group:
@@ -150,7 +150,7 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder, file: Ra
             with suppress(ConfigError):  # it may be the reason
                 invite(None)
         if lock is not None:
-            lock.close(f"exit code {code}")
+            lock.close(f"exit code {code}", progress.last_error)
         progress.close()
         for folder in (meeting or node, node):
             folder.leave()

@@ -40,7 +40,7 @@ from trainer.evaluation import (
 )
 from trainer.memory import size
 from trainer.plot import write_plot
-from trainer.run_lock import LockHolder
+from trainer.run_lock import LockHolder, failure
 
 SAMPLES, SAMPLE_CHARACTERS = 3, 700
 SPEED = (
@@ -82,7 +82,11 @@ def show(config: Config, progress: Progress, whole: bool = False) -> None:
             progress.note(f"{name} model: {exports} (Hugging Face folder: safetensors, tokenizer, config)")
         if (adapter := run_dir / f"{name}-adapter").exists():
             progress.note(f"{name} adapter: {adapter} (PEFT folder; merged into the {name} model)")
-    progress.note(f"next: {next_command(config)}")
+    failed = failure(run_dir)
+    if failed:
+        progress.error(failed)
+    again = f"{command_of('trainer')} {run_dir / 'config.toml'}     (once the cause is repaired)"
+    progress.note(f"next: {again if failed else next_command(config)}")
     if (run_dir / "latest").exists():
         progress.note(f"serve: {command_of('serve')} --model {run_dir / 'latest'}")
     if (adapter := run_dir / "latest-adapter").exists():
@@ -239,7 +243,7 @@ def main(arguments: list[str]) -> int:
     try:
         config = settings_file.load(run_dir / "config.toml")
     except InputError as error:
-        progress.error(str(error))
+        progress.error(failure(run_dir) or str(error))  # it may have failed before its settings were written
         return error.exit_code
     here = run_dir.resolve()  # a folder that was moved is shown from where it is now
     show(config.model_copy(update={"name": here.name, "runs_dir": os.path.relpath(here.parent)}), progress, whole)

@@ -159,7 +159,7 @@ class Session:
         if not run_dir.exists():
             stack.push(lambda kind, *_: forget_refused(run_dir, PHASES) if _was_refused(kind) else None)
         lock = RunLock(run_dir)
-        stack.push(lambda kind, *_: lock.close(f"exit code {int(kind is not None)}"))
+        stack.push(lambda kind, error, _: lock.close(f"exit code {int(kind is not None)}", str(error or "")))
         written = self._write_rows()
         stack.push(lambda kind, *_: _remove(written) if _was_refused(kind) else None)
         progress.keep_phases(run_dir / PHASES)

@@ -266,7 +266,7 @@ class PulseKeeper(threading.Thread):
         """file in which a node's parent reports deaths -> bytes that were read"""
         self.lost: tuple[float, str] | None = None
         """when a rank's death was noticed, and its report"""
-        self.on_stop: Callable[[], None] = lambda: None
+        self.on_stop: Callable[[str], None] = lambda reason: None
         """called before `stop` ends this process"""
         self.asked = False
         self.on_death: Callable[[str], None] = lambda text: None
@@ -387,5 +387,5 @@ class PulseKeeper(threading.Thread):
     def stop(self, reason: str) -> None:
         """Report with all stacks, kill what is on this node, end this process with code 1."""
         report_hang(reason, self.peers(), os.environ.get(STACKS_VARIABLE, ""), kill=True)
-        self.on_stop()
+        self.on_stop(reason)
         os._exit(1)

@@ -20,6 +20,7 @@ from trainer import bottleneck, report
 from trainer.bottleneck import PHASES, part_shares
 from trainer.evaluation import Breakdown, Evaluation, EvaluationRecord, Sampled, read_evaluations
 from trainer.plot import write_plot
+from trainer.run_lock import RunLock, failure
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -62,6 +63,23 @@ def shown(config: Config) -> tuple[str, int]:
     progress = Progress(stream := io.StringIO())
     report.show(config, progress)
     return stream.getvalue(), progress.failures
+
+
+def test_a_run_that_failed_says_why(run, tmp_path, capsys):
+    """As does one that failed before its settings were written, and one whose processes were killed."""
+    assert "next: " in shown(run)[0] and "launch failed" not in shown(run)[0]
+    lock = RunLock(run.run_dir)
+    assert "launch failed" not in shown(run)[0], "it goes on"
+    lock.close("exit code 1", "SyncMismatch: engine 0 does not hold the weights")
+    text = shown(run)[0]
+    assert "error: the last launch failed (exit code 1): SyncMismatch: engine 0 does not hold the weights" in text
+    assert text.index("the last launch failed") < text.index("next: ") and "--steps=24" not in text
+    RunLock(tmp_path / "early").close("exit code 2", "data.train: row 3 has no answer")
+    capsys.readouterr()
+    assert report.main([str(tmp_path / "early")]) == 2 and "row 3 has no answer" in capsys.readouterr().out
+    for ended, begins in (("exit code 130", ""), ("exit code 0", ""), ("", "the launch before (controller pid")):
+        RunLock(run.run_dir).close(ended, "")
+        assert failure(run.run_dir)[:33] == begins
 
 
 def test_the_report_says_where_everything_is_and_draws_the_plot(run):
