@@ -8,7 +8,7 @@ import pytest
 from fastapi.responses import JSONResponse
 
 from evaluation.__main__ import main
-from evaluation.settings import KEY_VARIABLE
+from evaluation.settings import KEY_VARIABLE, load
 from tests.evaluation.conftest import evaluate, figures, prompt_of, records, write_rows
 
 THREE = [{"id": str(number), "problem": f"How much is {number} and two, my friend?", "answer": str(number + 2),
@@ -222,6 +222,20 @@ def test_more_samples_are_added_to_those_that_are_there(plain, out, file):
     launches = [json.loads(line) for line in (out / "launches.jsonl").read_text().splitlines()]
     assert [launch["missing"] for launch in launches][:2] == [2, 7] and launches[0]["settings"]["url"] == server.url
     assert server.url not in (out / "results.json").read_text()
+
+
+def test_an_address_may_lack_its_version_and_a_repetition_tells_that_nothing_is_asked(plain, out, file, capsys):
+    server = plain(right_sum)
+    bare = server.url.removesuffix("/v1")
+    for address in (bare, f"{bare}/", server.url, f"{server.url}/chat/completions"):
+        assert load(["--url", address]).url == server.url
+    assert load(["--url", f"{bare}/openai"]).url == f"{bare}/openai", "a path of a proxy's own"
+    for asked in (3, 0):
+        before = len(server.requests)
+        assert main([str(file), "--url", bare, "--out", str(out), "--samples", "1"]) == 0
+        assert len(server.requests) - before == asked
+        first = capsys.readouterr().err.splitlines()[0]
+        assert ("holds 3 of 3 samples: no request is made" in first) == (not asked)
 
 
 def test_another_evaluation_in_the_same_folder_is_refused(serve, out, file, capsys):
