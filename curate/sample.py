@@ -149,7 +149,7 @@ class SampleStage(CurationStage):
         from shared.model import hf
 
         super().__post_init__()
-        self.model_dir = hf.resolve(self.model)
+        self.model_dir = hf.resolve(self.model, "--model")
         hf.check(self.model_dir)
         self.run_config = self._read_config(hf.load_config(self.model_dir))
         self.digest = _digest_weights(self.model_dir, sorted(hf.weight_files(self.model_dir)))

@@ -79,7 +79,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ModelError(f"{path.parent} has no {path.name}: it is not a complete Hugging Face model folder") from error
+        raise ModelError(
+            f"{path.parent} has no {path.name}: it is not a complete Hugging Face model folder: name another"
+        ) from error
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ModelError(f"{path} cannot be read ({error}): fetch the file again") from error
     if not isinstance(content, dict):
