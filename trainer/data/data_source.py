@@ -178,7 +178,7 @@ class DataSource:
         return Prompt(index, problem, self.prompt_format.prompt_of(problem))
 
     def measure(self, problems: Sequence[Problem]) -> list[Problem]:
-        """Problems whose prompts leave no room for a completion. Slow, and safe in a thread: call it before the run.
+        """Problems, in their order, whose prompts leave no room for a completion. Slow, and safe in a thread.
 
         A text has at most as many tokens as bytes, and at least its letters divided by those of the longest token, so
         most are not rendered (a megabyte would take seconds). The others are, from the longest down, until
@@ -191,7 +191,7 @@ class DataSource:
             for one, form in zip(problems, forms, strict=True)
         ]
         doubtful = sorted((pair for pair in sizes if pair[0] > self.room), key=lambda pair: -pair[0])
-        long, fitting, longest = [], 0, self.prompt_format.chat.longest_token
+        long, fitting, longest = set[str](), 0, self.prompt_format.chat.longest_token
         for _, problem in doubtful:
             count = len(problem.text + problem.prefix) // longest
             if count <= self.room:
@@ -199,10 +199,10 @@ class DataSource:
             fitting = 0 if count > self.room else fitting + 1
             if count > self.room:
                 self.long[problem.id] = count
-                long.append(problem)
+                long.add(problem.id)
             elif fitting >= FITTING_IN_A_ROW:
                 break
-        return long
+        return [problem for problem in problems if problem.id in long]
 
     def draw(self, index: int) -> Prompt:
         """The first prompt at or after `index` that fits the model's length; longer ones are skipped."""
