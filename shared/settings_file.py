@@ -88,6 +88,10 @@ def load(
     return check(table, str(file) if path else "the given settings", origin, complaints)
 
 
+READY = sorted(path.parent.name for path in HOME.glob("examples/*/settings.toml"))
+"""names of ready settings"""
+
+
 def settings_path(name: str) -> Path:
     """The settings file of a name: a path, or where there is none one of examples/ ("quickstart"), also when it is
     asked for outside a checkout."""
@@ -120,6 +124,15 @@ def check(table: Table, path: str, origin: dict[str, str], complaints: Complaint
     return config
 
 
+def load_run(run_dir: Path) -> Config:
+    """The settings of a run, from its folder. Raises ConfigError for a folder that is none."""
+    if (run_dir / "config.toml").is_file():
+        return load(run_dir / "config.toml")
+    known = (str(folder) for folder in Path("runs").glob("*/"))
+    why = "it has no config.toml" if run_dir.is_dir() else missing(run_dir, "folder", "*/", known)
+    raise ConfigError(f"{run_dir} is no run's folder: {why}")
+
+
 def place_of(line: str, path: str, origin: dict[str, str]) -> str:
     """Return the option or variable that set the first setting of a message that one has set; else the file."""
     matches = ((re.search(rf"\b{re.escape(key)}\b", line), option) for key, option in origin.items())
@@ -131,7 +144,7 @@ def read_toml(path: Path) -> Table:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(f"{path}: {missing(path, 'settings file', '*.toml')}") from error
+        raise ConfigError(f"{path}: {missing(path, 'settings file', '*.toml', READY)}") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the settings file ({error.strerror})") from error
     except UnicodeDecodeError as error:

@@ -149,7 +149,7 @@ def main(arguments: list[str]) -> int:
         return 0 if "--help" in arguments else 2
     run_dir = Path(arguments[0])
     try:
-        config = settings_file.load(run_dir / "config.toml")
+        config = settings_file.load_run(run_dir)
         config = config.model_copy(update={"name": run_dir.name, "runs_dir": str(run_dir.parent)})
         version = _version(run_dir, arguments[1:], progress)
         model_dir = hf.resolve(config.locate(config.model.path))

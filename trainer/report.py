@@ -23,7 +23,7 @@ from rich.table import Table
 
 from shared import clean_text, settings_file
 from shared.config import Config
-from shared.errors import DataError, InputError, command_of, run_command
+from shared.errors import DataError, InputError, as_typed, command_of, run_command
 from shared.json_reader import decode_json
 from shared.metrics import read_rows, series
 from shared.progress import Progress
@@ -234,14 +234,15 @@ def main(arguments: list[str]) -> int:
     progress, whole = Progress(), "--samples" in arguments
     arguments = [argument for argument in arguments if argument != "--samples"]
     if len(arguments) != 1 or arguments[0].startswith("-"):
-        sys.stderr.write(
+        asked = arguments in (["--help"], ["-h"])
+        (sys.stdout if asked else sys.stderr).write(as_typed(
             "usage: python -m trainer.report RUN_FOLDER [--samples]\n\nWhat a run did, how fast it was, what to try. "
             "--samples: all completions that the last evaluation kept, in full\n"
-        )
-        return 0 if arguments in (["--help"], ["-h"]) else 2
+        ))  # fmt: skip
+        return 0 if asked else 2
     run_dir = Path(arguments[0])
     try:
-        config = settings_file.load(run_dir / "config.toml")
+        config = settings_file.load_run(run_dir)
     except InputError as error:
         progress.error(failure(run_dir) or str(error))  # it may have failed before its settings were written
         return error.exit_code

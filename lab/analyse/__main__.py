@@ -75,7 +75,7 @@ def prepare(options: argparse.Namespace) -> Survey:
 
     prepare_environment()  # before torch computes anything: its threads would not survive the engine's fork
     run_dir = options.run_dir.resolve()
-    config = settings_file.load(run_dir / "config.toml")
+    config = settings_file.load_run(options.run_dir)
     config = config.model_copy(update={"name": run_dir.name, "runs_dir": str(run_dir.parent)})
     if config.lora.rank:
         raise ConfigError(

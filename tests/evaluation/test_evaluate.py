@@ -294,7 +294,8 @@ def test_mistakes_are_one_line(out, file, tmp_path, capsys):
     files = {"t": [THREE[0]] * 2, "w": [wrong], "klingon": asking[:1], "auto": asking[1:]}
     twice, odd, *languages = (str(write_rows(tmp_path / f"{name}.jsonl", *rows)) for name, rows in files.items())
     for words, *arguments in (
-        ('"gsm9k" is neither a file nor a benchmark', "gsm9k"),
+        ("there is no such file; did you mean gsm8k?", "gsm9k"),
+        ("sums.jsonl?", str(file).replace("sums", "sms")),
         ("no benchmark is given",),
         ("make it with `python -m evaluation.download gsm8k`", "gsm8k", "--data", str(tmp_path)),
         ("data = data: there is no such file there as aime24 needs, aime24.jsonl", "aime24"),
