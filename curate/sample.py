@@ -8,7 +8,6 @@ The pass rate of open problems is null.
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from shared.config import Config
     from trainer.solver import Solver
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it once, when it is imported
 
 TOO_LONG = "too long for the model"
 SPEED_EVERY_S = 10.0

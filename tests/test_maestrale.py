@@ -149,3 +149,14 @@ def test_every_command_is_run_by_the_one_place_that_knows_closed_pipes(root):
     children = {"trainer/rank_process.py", "trainer/data/generated_problems.py", "trainer/data/data_sets.py"}
     assert len(ends) > 20
     assert {str(path) for path, end in ends.items() if not end.startswith("run_command(")} == children
+
+
+def test_no_line_of_triton_or_numa_where_there_is_no_card():
+    """What vLLM's and torch's C++ say on a CPU; the log of a server shows lines of INFO."""
+    program = "import logging, shared, torch; logging.basicConfig(level=logging.INFO)\n"
+    program += "from rollout.vllm_config import prepare_environment; prepare_environment()\n"
+    program += "import vllm.triton_utils\n"
+    program += "import os; print(os.environ['TORCH_CPP_LOG_LEVEL'])\n"
+    environment = {name: value for name, value in os.environ.items() if name != "TORCH_CPP_LOG_LEVEL"}
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert "Triton" not in ended.stderr and ended.stdout == "ERROR\n"

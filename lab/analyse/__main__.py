@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,7 +65,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def prepare(options: argparse.Namespace) -> Survey:
     """Read the run and find its plane. Raises MaestraleError."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it once, when it is imported
     sys.stderr.write(f"loading torch, then the weights that {options.run_dir} keeps\n")
     from lab.analyse.plane import find_plane
     from lab.analyse.snapshots import find_snapshots
