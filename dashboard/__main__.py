@@ -38,8 +38,7 @@ def main(arguments: list[str]) -> int:
     if given.with_parent:
         die_with_parent(given.with_parent)
     if not given.folder.is_dir():
-        why = missing(given.folder, "folder", "*/")
-        print(f"error: {given.folder}: {why}", file=sys.stderr)
+        print(f"error: {given.folder}: {missing(given.folder, 'folder', '*/')}", file=sys.stderr)
         return 2
     bound = take_port([given.port] if given.port is not None else list(range(PORT, PORT + TRIED)))
     if bound is None:

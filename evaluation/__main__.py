@@ -63,8 +63,7 @@ def warn_of_context(model: dict[str, Any], benchmarks: list[Benchmark]) -> None:
 
 
 async def evaluate(settings: EvaluationSettings) -> tuple[Path, Json | None]:
-    """Ask for what is missing, then sum up; returns the folder and the results, None after a signal. Raises
-    MaestraleError."""
+    """Ask for what is missing, then sum up; returns folder and results (None after a signal). Raises MaestraleError."""
     benchmarks = read_benchmarks(settings)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,8 +1,7 @@
 """Benchmarks: their files, their sampling, and the tasks that are made from their rows, with their prompts.
 
-The form of a row determines the kind of its task, so that a user's own file needs no name here: `tests` of programs,
-instructions or function calls, else an `answer`. A prompt is the problem, and the form that its answer must have in the
-problem's language.
+The form of a row determines the kind of its task: `tests` of programs, instructions or function calls, else an
+`answer`. A prompt is the problem, and the form that its answer must have in the problem's language.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@
 (`trainer.py`, `shared/`) never takes that module's place.
 """
 
-import contextlib
 import difflib
 import io
 import json
@@ -12,6 +11,7 @@ import os
 import runpy
 import shutil
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,10 +79,9 @@ def run() -> int:
     commands = {" ".join([one.module, *one.first]): f"{typed} {word}" for word, one in COMMANDS.items()}
     os.environ[STARTED] = json.dumps(commands)
     sys.argv[1:] = [*command.first, *rest]
-    asked = {"--help", "-h"} & set(rest)
     printed = io.StringIO()
     try:
-        with contextlib.redirect_stdout(printed if asked else sys.stdout):
+        with redirect_stdout(printed if {"--help", "-h"} & set(rest) else sys.stdout):
             runpy.run_module(command.module, run_name="__main__", alter_sys=True)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]

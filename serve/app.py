@@ -123,9 +123,8 @@ def __getattr__(name: str) -> FastAPI:
 def context_of(folder: Path) -> int:
     """Return the context length of a model, prompt and completion together, in tokens. Raises ModelError."""
     path = folder / "config.json"
-    config = load_config(folder)
     try:
-        return int(config["max_position_embeddings"])
+        return int(load_config(folder)["max_position_embeddings"])
     except (ValueError, LookupError, TypeError, OverflowError) as error:
         raise ModelError(f"{path} does not tell max_position_embeddings ({error}): set --max-tokens") from error
 

@@ -17,7 +17,6 @@ from serve.reasoning import ReasoningFormat
 from serve.reasoning_language import Enforcement, LanguageTag
 from shared.errors import ConfigError
 from shared.model.folder import ModelPath
-from shared.user_file import missing
 
 PREFIX = "MAESTRALE_"
 FILE_VARIABLE = f"{PREFIX}CONFIG"
@@ -154,7 +153,7 @@ def load(arguments: list[str] | None = None, **values: Any) -> ServerSettings:
     """Load the settings of this process; arguments: of the command line. Raises ConfigError, one line per mistake."""
     path = os.environ.get(FILE_VARIABLE)
     if path and not Path(path).is_file():
-        raise ConfigError(f"{FILE_VARIABLE} = {path}: {missing(Path(path))}")
+        raise ConfigError(f"{FILE_VARIABLE} = {path}: there is no such file")
     refuse_server_tools(name[len(PREFIX) :] for name in os.environ if name.upper().startswith(PREFIX))
     refuse_server_tools(text[2:].partition("=")[0] for text in arguments or [] if text.startswith("--"))
     if arguments and not arguments[0].startswith("-"):

@@ -93,8 +93,7 @@ READY = sorted(path.parent.name for path in HOME.glob("examples/*/settings.toml"
 
 
 def settings_path(name: str) -> Path:
-    """The settings file of a name: a path, or where there is none one of examples/ ("quickstart"), also when it is
-    asked for outside a checkout."""
+    """The settings file of a name: a path, or where there is none one of examples/ ("quickstart")."""
     ready = HOME / "examples" / name / "settings.toml"
     return ready if re.fullmatch(r"\w+", name) and not Path(name).exists() and ready.is_file() else Path(name)
 
@@ -205,8 +204,7 @@ def is_text(annotation: Any) -> bool:
 def put_all(table: Table, given: Sequence[Given]) -> dict[str, str]:
     """Set what was given in nested tables, in order; returns key -> the option or variable that set it last.
 
-    A `kind` of [objective] comes first, and begins its table anew where it is another: the settings of the other kind
-    go with it.
+    A `kind` of [objective] comes first; another one drops the settings of the kind before.
     """
     for where, key, value in sorted(given, key=lambda setting: not setting[1].endswith(".kind")):
         put(table, key, value, where)

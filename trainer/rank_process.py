@@ -1,7 +1,6 @@
 """What each rank of a launch runs: `python -m trainer.rank_process SETTINGS.toml [options]`, started by its parent.
 
-The parent (shared/launch/node.py) says by environment variables which rank it is. Rank 0 reads the settings once and
-hands them to the others.
+The parent (shared/launch/node.py) says by variables which rank it is. Rank 0 reads the settings for all.
 """
 
 from __future__ import annotations
@@ -137,7 +136,7 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder, file: Ra
         launch = Launch(settled, sources, role, progress, [path, *overrides], config)
         if _asked:  # of an exception that was raised inside of an import nothing may be left
             raise Asked(_asked[0])
-        launch.keeper.on_stop = partial(lock.close, "stopped because something hung")  # with the reason
+        launch.keeper.on_stop = partial(lock.close, "stopped because something hung")
         asyncio.run(launch.run())
         code = 0
     except BaseExceptionGroup as group:

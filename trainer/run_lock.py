@@ -37,6 +37,16 @@ class LockHolder(msgspec.Struct):
     error: str = ""
     """the last error that it printed, at most MOST_TEXT characters of it"""
 
+    @property
+    def silent(self) -> str:
+        """What is known of a launch that ended without recording it; "" of any other."""
+        if self.ended:
+            return ""
+        return (
+            f"the launch before (controller pid {self.pid} on {self.host}, since {self.since}) ended without a "
+            "word: its launcher (torchrun, python -m trainer), its controller or the machine was killed"
+        )
+
 
 def forget_refused(run_dir: Path, *others: str) -> None:
     """Remove the folder of a launch that was refused before it wrote anything but its lock, stacks and `others`."""
@@ -51,27 +61,11 @@ def failure(run_dir: Path) -> str:
     try:
         with (run_dir / "lock").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # else it goes on
-            data = file.read()
-            holder = decode_json(data, LockHolder)
+            last = decode_json(file.read(), LockHolder)
     except (OSError, msgspec.DecodeError):
         return ""
-    if not holder.ended:
-        return _silent(data)
-    return "" if holder.ended in WELL else f"the last launch failed ({holder.ended}): {holder.error}".rstrip(": ")
-
-
-def _silent(data: bytes) -> str:
-    """What is known of a launch that ended without recording it, from what its lock holds; "" of any other."""
-    try:
-        before = decode_json(data, LockHolder)
-    except msgspec.DecodeError:
-        return ""  # empty: the first launch
-    if before.ended:
-        return ""
-    return (
-        f"the launch before (controller pid {before.pid} on {before.host}, since {before.since}) ended without a "
-        "word: its launcher (torchrun, python -m trainer), its controller or the machine was killed"
-    )
+    known = last.silent or f"the last launch failed ({last.ended}): {last.error}".rstrip(": ")
+    return "" if last.ended in WELL else known
 
 
 class RunLock:
@@ -92,7 +86,9 @@ class RunLock:
                 f"{run_dir} is in use by another launch: stop it, or give this one another name (--name=...)"
             ) from error
         self.file.seek(0)
-        self.silent = _silent(self.file.read())
+        self.silent = ""
+        with suppress(msgspec.DecodeError):  # empty: the first launch
+            self.silent = decode_json(self.file.read(), LockHolder).silent
         self.launch = LockHolder(os.getpid(), os.uname().nodename, time.strftime("%Y-%m-%d %H:%M:%S"))
         self._write()
 

@@ -123,9 +123,7 @@ def runs_python(command_line: Path) -> bool:
 
 def open_stacks(folder: Path, name: str) -> Path:
     """Write this process's stacks into folder/name.txt on SIGUSR1 and SIGUSR2; children know the folder by variable.
-
-    Must be called in the main thread.
-    """
+    Must be called in the main thread."""
     global _stack_file
     folder.mkdir(parents=True, exist_ok=True)
     os.environ[STACKS_VARIABLE] = str(folder.resolve())

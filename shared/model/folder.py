@@ -56,8 +56,7 @@ def check_files(folder: Path) -> None:
 
 
 def check_tokenizer_files(folder: Path) -> None:
-    """The same, and for a config.json or tokenizer_config.json that is not JSON, for which transformers would blame the
-    tokenizer."""
+    """The same, and for a config.json or tokenizer_config.json that is not JSON."""
     check_files(folder)
     for name in ("config.json", "tokenizer_config.json"):
         if (folder / name).is_file():

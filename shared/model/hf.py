@@ -40,8 +40,7 @@ TOKENIZER_FILES = (
 def resolve(path_or_hub_id: str, setting: str = "model.path") -> Path:
     """Folder of a model: the path itself, a run's newest export, or a Hub id ("owner/name") fetched into its cache.
 
-    `setting` is named in errors. Raises ModelError when there is no such folder, or the Hub cannot give it (offline,
-    unknown, not allowed).
+    `setting` is named in errors. Raises ModelError when there is no such folder, or the Hub does not give it.
     """
     folder = Path(newest_export(path_or_hub_id)).expanduser()
     if folder.is_dir():
@@ -258,8 +257,7 @@ def _save(
 
 @contextmanager
 def writing_folder(folder: Path) -> Iterator[Path]:
-    """Make a folder next to this one to write into, which takes its place at the end of the block, flushed to the disk.
-    Raises CheckpointError when the disk fails."""
+    """Make a folder to write into, which takes this one's place at the block's end, flushed. Raises CheckpointError."""
     partial, old = (folder.with_name(f".{folder.name}.{word}") for word in ("partial", "old"))
     try:
         for leftover in (partial, old):

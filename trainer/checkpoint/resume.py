@@ -146,8 +146,7 @@ def unreadable(run_dir: Path, left: Sequence[str], search: reader.Search) -> str
 
 
 def set_aside(folder: Path, progress: Progress) -> None:
-    """Keep a damaged checkpoint under another name: its version will be made again, and it must not count as one of
-    those that are kept."""
+    """Keep a damaged checkpoint under another name, under which it does not count; its version is made again."""
     aside = folder.with_name(folder.name + DAMAGED)
     shutil.rmtree(aside, ignore_errors=True)
     folder.rename(aside)

@@ -40,8 +40,7 @@ def opened(problems: Sequence[Problem], share: float) -> list[Problem]:
 
 
 def chosen(problems: Sequence[Problem], data: Data, retired: Collection[str] = ()) -> list[Problem]:
-    """The problems that fit data.domains and data.pass_rate and are not retired, by id. Raises DataError when none is
-    left."""
+    """Problems of data.domains and data.pass_rate that are not retired, by id. Raises DataError for none."""
     least, most = data.pass_rate
     kept = [
         problem
@@ -132,8 +131,7 @@ class DataSource:
 
     @property
     def problems(self) -> list[Problem]:
-        """The problems of the stage: those that fit data.domains and data.pass_rate and are not retired. Raises
-        DataError when none is left."""
+        """The problems of the stage, as `chosen`. Raises DataError when none is left."""
         if self._chosen is None or self._chosen[0] is not self.stages.now.data:
             self._chosen = self.stages.now.data, chosen(self.all, self.stages.now.data, set(self.stages.state.retired))
         return self._chosen[1]
@@ -223,8 +221,7 @@ class DataSource:
 
     def probe(self) -> list[list[int]]:
         """[sequences][tokens] fixed sequences that trainers and engines score after weight updates, to prove that
-        both hold the same model: ends of problems with their answers, the longest of several, each of another length
-        and from another problem on."""
+        both hold the same model: ends of problems with their answers, each of another length and problem."""
         sequences: list[list[int]] = []
         longest = min(PROBE_TOKENS[-1], self.stages.now.model.max_tokens - 1)
         problems = itertools.cycle(self.all)

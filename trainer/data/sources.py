@@ -140,8 +140,7 @@ def data_settings(config: Config) -> dict[str, str]:
 
 
 def data_file(config: Config, setting: str, value: str) -> Path | None:
-    """The file that a setting names, generated or fetched where it is not there; None for "". Raises DataError and
-    ConfigError."""
+    """The file of a setting, generated or fetched where it is not there; None for "". Raises DataError, ConfigError."""
     if value.startswith(REASONING_GYM) and setting in ("data.train", "data.validation"):
         return generate(config, setting, value)
     if value.startswith(HUB) or value.endswith(PARQUET):

@@ -1,8 +1,7 @@
 """The objectives by name, and how `[objective]` of a settings file becomes one.
 
-`publish` registers a name with its class and the values of its paper. All files of this folder are read; a file of a
-user's own is named by its path: `[objective] name = "my_loss.py:mine"`. It runs as a module of the trainer does.
-examples/objectives/ has such files.
+`publish` registers a name with its class and the values of its paper. All files of this folder are read; a user's is
+named by its path, `[objective] name = "my_loss.py:mine"`, and runs as a module of the trainer (examples/objectives/).
 """
 
 from __future__ import annotations
