@@ -142,7 +142,7 @@ def command_of(module: str) -> str:
 def as_typed(text: str) -> str:
     """A text with each `python -m MODULE` as the user starts that module."""
     for module, typed in sorted(json.loads(os.environ.get(STARTED, "{}")).items(), reverse=True):  # longer ones first
-        text = re.sub(rf"python -m {re.escape(module)}(?!\w|\.\w)", lambda _, typed=typed: typed, text)
+        text = re.sub(rf"python -m {re.escape(module)}(?!\w|\.\w)", typed.replace("\\", r"\\"), text)
     return text
 
 

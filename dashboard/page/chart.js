@@ -177,7 +177,7 @@ function marked(mark, step, unit) {
 const within = (value, unit) => (unit === "share" ? Math.min(Math.max(value, 0), 1) : value);
 
 /** A range of values with a little room. */
-function spread(low, high, unit) {
+export function spread(low, high, unit) {
   if (low === null || high === null) return [0, 1];
   const room = (high - low || Math.abs(high) || 1) * 0.08;
   return [within(low >= 0 && low - room < 0 ? 0 : low - room, unit), within(high + room, unit)];
