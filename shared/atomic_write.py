@@ -99,9 +99,7 @@ def claim(folder: Path, setting: str) -> None:
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
     """Yield a name next to `path` to write to. It becomes `path` at the block's end, and is removed if that raises.
-
-    Raises DiskError where the disk fails.
-    """
+    Raises DiskError where the disk fails."""
     partial = path.with_name(path.name + ".partial")
     try:
         with writing(path):

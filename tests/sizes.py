@@ -23,19 +23,19 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 CEILINGS = {
-    "shared": 11_662,
-    "verify": 17_068,
+    "shared": 11_660,
+    "verify": 17_069,
     "environments": 2_891,
-    "rollout": 5_070,
+    "rollout": 5_066,
     "trainer": 14_356,
     "serve": 6_722,
     "dashboard": 1_885,
     "evaluation": 2_473,
     "oversight": 1_869,
-    "curate": 3_201,
-    "lab": 3_176,
-    "examples": 2_611,
-    "maestrale": 189,
+    "curate": 3_199,
+    "lab": 3_175,
+    "examples": 2_612,
+    "maestrale": 195,
 }
 """Most lines of each room. One rises only in a commit that lowers another by as much, so that their sum never rises; a
 commit that makes a room smaller lowers its ceiling. 0.1.0 raised it once, by 801 lines: a session from Python, TRL's

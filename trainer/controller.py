@@ -159,8 +159,7 @@ class TrainingLoop:
         self.engines.close()
 
     async def evaluate(self, version: int, temperature: float, alone: bool = False) -> None:
-        """Evaluate a version on the validation problems, unless an earlier launch did; training goes on meanwhile.
-        alone: it does not, and a bar shows how far the evaluation is."""
+        """Evaluate a version, unless an earlier launch did. alone: training waits, and a bar shows how far it is."""
         if self.evaluator is not None and not was_evaluated(self.config, version, temperature):
             bar = self.logger.progress.sampled if alone else None
             result = await self.evaluator.run(temperature, self.config.evaluate.samples, bar)

@@ -1,7 +1,6 @@
 """What each rank of a launch runs: `python -m trainer.rank_process SETTINGS.toml [options]`, started by its parent.
 
-The parent (shared/launch/node.py) says by environment variables which rank it is. Rank 0 reads the settings once and
-hands them to the others.
+The parent (shared/launch/node.py) says by variables which rank it is. Rank 0 reads the settings for all.
 """
 
 from __future__ import annotations
@@ -150,7 +149,7 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder, file: Ra
             with suppress(ConfigError):  # it may be the reason
                 invite(None)
         if lock is not None:
-            lock.close(f"exit code {code}")
+            lock.close(f"exit code {code}", progress.last_error)
         progress.close()
         for folder in (meeting or node, node):
             folder.leave()

@@ -1,11 +1,9 @@
 """The private folder of a launch: what its processes share, and what no other user may read, change or connect to.
 
-Every node has one in its folder of temporary files. It is the TMPDIR of the node's ranks, so that temporary files of
-them and their engines lie in it. The ranks of a launch meet in a key-value store in a file: on one node in this
-folder, beside their sockets; on several nodes in a second private folder inside the run's folder, which all nodes see.
-
-Each process that uses a folder holds a shared lock on it. The last one to leave removes it, and the next launch removes
-what a killed one has left.
+Every node has one in its folder of temporary files: the TMPDIR of the node's ranks and engines. The ranks of a launch
+meet in a key-value store in a file: on one node in this folder, beside their sockets; on several nodes in a second
+private folder inside the run's folder, which all nodes see. Each process that uses a folder holds a shared lock on it.
+The last one to leave removes it, and the next launch removes what a killed one has left.
 """
 
 from __future__ import annotations

@@ -123,8 +123,7 @@ def shares_gpus(config: Config, gpus: int) -> bool:
 
 
 def gpus_of(rank: int, node: range, config: Config, gpus: int) -> range:
-    """Indices of a rank's GPUs on its node, which has `gpus` and the ranks `node`; beyond `gpus` if these are too
-    few."""
+    """Indices of a rank's GPUs on its node, which has the ranks `node`; beyond `gpus` where there are too few."""
     trainers, parallel = config.placement.trainers, config.rollout.tensor_parallel
     need = {"controller": 0, "trainer": 1, "engine": parallel}
     kind = kind_of(rank, trainers)
@@ -148,8 +147,7 @@ class Nodes:
     port: int = 29500
 
     def ranks(self, config: Config) -> range:
-        """Return the ranks of this node. Raises ConfigError if there are more nodes than ranks
-        can use."""
+        """Return the ranks of this node. Raises ConfigError for more nodes than ranks can use."""
         needs = [0] + [1] * config.placement.trainers + [config.rollout.tensor_parallel] * config.placement.engines
         gpus = -(-sum(needs) // self.count)
         nodes = [sum(needs[:rank]) // gpus for rank in range(config.world_size)]

@@ -236,10 +236,7 @@ class Hub:
     ) -> list[Result]:
         """One call to each rank, answers in the order of `requests`, which are of one method. All are sent before any
         other call is, so that ranks with collectives see overlapping calls in one order. Raises as `call`, as soon as
-        one rank failed.
-
-        deadline_s: upper limit; after the first such call, `AdaptiveDeadline` sets it. excused: ranks that may be late
-        now.
+        one rank failed. deadline_s: at most; `AdaptiveDeadline` lowers it. excused: may be late.
         """
         if not requests:
             return []

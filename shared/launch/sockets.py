@@ -185,10 +185,8 @@ def connect(socket: AnySocket, role: Role, name: str) -> AnySocket:
 
 def reachable_address(role: Role) -> str:
     """Return the address to bind, as in a tcp:// address: loopback when the whole launch is on this node, else one by
-    which the others reach this host, that of the rendezvous.
-
-    Debian resolves the host's own name to 127.0.1.1: then it is the address from which this host reaches others. Raises
-    ConfigError if it has none.
+    which the others reach this host, that of the rendezvous; where the host's own name is 127.0.1.1 (Debian) the one
+    from which it reaches others. Raises ConfigError if it has none.
     """
     if role.one_node:
         return "127.0.0.1"

@@ -39,10 +39,8 @@ def join(
     store: dist.Store, rank: int, world: int, device: torch.device, timeout_s: float, replicas: int = 1
 ) -> DeviceMesh:
     """Form the process group of the trainers (NCCL on CUDA, gloo on CPU) and a mesh over it: "shard", or with several
-    replicas "replicate" x "shard".
-
-    store: of this launch attempt, shared by the trainers. A collective that waits longer than timeout_s ends the
-    process.
+    replicas "replicate" x "shard". store: of this launch attempt, shared by the trainers. A collective that waits
+    longer than timeout_s ends the process.
     """
     timeout = datetime.timedelta(seconds=timeout_s)
     if device.type == "cuda":

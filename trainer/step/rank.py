@@ -347,15 +347,13 @@ class TrainerRank:
 
     @call("writing of the checkpoint", deadline="step", survives=(CheckpointError,))
     def saved(self) -> dict[str, Written] | None:
-        """What was written since `save`, by name in the folder; None while the disk is at it. Raises CheckpointError if
-        it did not take it."""
+        """What was written since `save`, by name; None while the disk is at it. Raises CheckpointError."""
         assert self.writer is not None
         return None if not self.writer.outcome.done() else self.extra_files | self.writer.files()
 
     @call("export", deadline="step")
     def export(self, folder: str) -> None:
-        """Write the policy as a Hugging Face folder (safetensors, config, tokenizer) in the engines' dtype, adapters
-        merged."""
+        """Write the policy as a Hugging Face folder in the engines' dtype, adapters merged."""
         dtype: torch.dtype = getattr(torch, self.config.model.dtype)
         gathered = fsdp.gather_full(fsdp.trained(self.decoder), dtype)
         if self.config.lora.rank:
