@@ -267,7 +267,7 @@ def beat(script: Script, store: dist.Store, folder: Path) -> None:
 async def be_ranks(script: Script, store: dist.Store, folder: Path) -> None:
     """Play all ranks but the controller until each was told to stop."""
     for context in (zmq.asyncio.Context.instance(), zmq.Context.instance()):
-        context.set(zmq.MAX_SOCKETS, script.world + 64)
+        context.set(zmq.MAX_SOCKETS, 2 * script.world + 64)  # calls and heartbeats
     threading.Thread(target=beat, args=(script, store, folder), daemon=True).start()
     lengths = length_table(script)
     for rank in range(1, 1 + script.trainers):
