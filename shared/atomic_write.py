@@ -116,6 +116,20 @@ def write_whole(path: Path, content: str | bytes) -> None:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
+def take_lock(file: int | BinaryIO, kind: int) -> bool:
+    """Lock a file as `fcntl.flock` does. Returns False where its file system has no locks, as Lustre without the mount
+    option flock. Raises BlockingIOError where another process has it."""
+    try:
+        fcntl.flock(file, kind)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
+            raise
+        return False
+    return True
+
+
 def open_log(path: Path, setting: str, restart: bool = False) -> tuple[BinaryIO, list[bytes]]:
     """Open a file of lines for appending, and return its whole lines; a last one that a kill has cut is removed.
 
@@ -125,7 +139,7 @@ def open_log(path: Path, setting: str, restart: bool = False) -> tuple[BinaryIO,
     stream = path.open("a+b")
     try:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take_lock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigError(f"{setting}: another process is writing it: stop it, or wait for it") from error
         if restart:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from shared.atomic_write import cannot_write, claim
+from shared.atomic_write import cannot_write, claim, take_lock
 from shared.errors import ConfigError
 from shared.json_reader import decode_json
 
@@ -69,7 +69,8 @@ def failure(run_dir: Path) -> str:
 
 
 class RunLock:
-    """Holds a run folder's lock until `close`. `silent`: text about a launch before that ended unrecorded, or ""."""
+    """Holds a run folder's lock until `close`. `silent`: text about a launch before that ended unrecorded, or "".
+    `alone`: whether the lock keeps other launches out; the file system may have none."""
 
     def __init__(self, run_dir: Path):
         """Take the lock. Raises ConfigError if another launch has it, or if the folder cannot be written."""
@@ -79,7 +80,7 @@ class RunLock:
         except OSError as error:
             raise ConfigError(f"runs_dir: {cannot_write(run_dir / 'lock', error)}") from error
         try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.alone = take_lock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self.file.close()
             raise ConfigError(
