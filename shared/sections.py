@@ -226,15 +226,24 @@ class RewardWeights(Section):
             yield from complain_of_url(f"reward.{name}.critic.url", judge.critic.url)
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 class Optimiser(Section):
     learning_rate: float = Field(1e-6, gt=0)
     """peak learning rate of AdamW"""
     warmup_steps: int = Field(5, ge=0)
     """linear warm-up, steps"""
     min_lr_ratio: float = Field(1.0, ge=0, le=1)
-    """linear decay to this share of the peak at the last step"""
+    """decay to this share of the peak at the last step"""
+    decay: Literal["linear", "cosine"] = "linear"
+    """how it comes down; cosine as in open-r1's recipes"""
     weight_decay: float = Field(0.0, ge=0)
     """AdamW decoupled weight decay (matrices only)"""
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    """rates of the averages of AdamW's moments; TRL and verl have 0.9 and 0.999"""
+    epsilon: float = Field(1e-8, gt=0)
+    """number that AdamW adds to the root of the second moment"""
     max_grad_norm: float = Field(1.0, gt=0)
     """gradients are scaled down to this global norm"""
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"

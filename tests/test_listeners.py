@@ -18,6 +18,8 @@ WHERE = {
     "shared/http_limits.py": "`python -m serve`",
     "shared/launch/sockets.py": "messages and heartbeats",
     "shared/launch/ranks.py": "where several nodes meet",
+    "shared/launch/addresses.py": "messages and heartbeats",
+    "shared/launch/meeting_store.py": "the store of several nodes",
     "trainer/step/fsdp.py": "gloo, NCCL",
     "trainer/check/machine.py": "where several nodes meet",
 }

@@ -119,10 +119,7 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder, file: Ra
         store = open_store(meeting)
         role = read_role(config, store, meeting.path)
         watchdog.open_stacks(config.run_dir / "stacks", "rank0")
-        if lock.silent:
-            progress.warning(f"{lock.silent}. {deaths.again(config.run_dir)}")
-        if not lock.alone:
-            progress.warning(f"the file system of {config.run_dir} has no locks: start no second launch in this folder")
+        lock.warn(progress.warning)
         start_followers(config, overrides, progress)
         prepare(config, progress)
         sources = gather_sources(config)

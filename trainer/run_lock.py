@@ -10,6 +10,7 @@ import fcntl
 import os
 import shutil
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import msgspec
 from shared.atomic_write import cannot_write, claim, take_lock
 from shared.errors import ConfigError
 from shared.json_reader import decode_json
+from shared.launch import deaths
 
 MOST_TEXT = 2000
 WELL = [f"exit code {code}" for code in (0, 129, 130, 143)]
@@ -75,6 +77,7 @@ class RunLock:
     def __init__(self, run_dir: Path):
         """Take the lock. Raises ConfigError if another launch has it, or if the folder cannot be written."""
         claim(run_dir, "runs_dir")
+        self.run_dir = run_dir
         try:
             self.file = (run_dir / "lock").open("a+b")
         except OSError as error:
@@ -92,6 +95,13 @@ class RunLock:
             self.silent = decode_json(self.file.read(), LockHolder).silent
         self.launch = LockHolder(os.getpid(), os.uname().nodename, time.strftime("%Y-%m-%d %H:%M:%S"))
         self._write()
+
+    def warn(self, warning: Callable[[str], None]) -> None:
+        """Say what a user should know of the launch before, and of the folder."""
+        if self.silent:
+            warning(f"{self.silent}. {deaths.again(self.run_dir)}")
+        if not self.alone:
+            warning(f"the file system of {self.run_dir} has no locks: start no second launch in this folder")
 
     def _write(self) -> None:
         self.file.seek(0)

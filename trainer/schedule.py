@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 from shared.sections import Optimiser
 
 
-def warm_and_decay(step: int, steps: int, peak: float, warmup_steps: int, min_lr_ratio: float) -> float:
-    """Learning rate of step `step` (0-based) of `steps`: linear up to `peak`, then linear down to min_lr_ratio * peak.
+def warm_and_decay(
+    step: int, steps: int, peak: float, warmup_steps: int, min_lr_ratio: float, decay: str = "linear"
+) -> float:
+    """Learning rate of step `step` (0-based) of `steps`: linear up to `peak`, then down to min_lr_ratio * peak.
 
         step < warmup_steps    peak * (step + 1) / warmup_steps
-        else                   peak * (1 - (1 - min_lr_ratio) * (step - w) / (steps - 1 - w))      w = warmup_steps
+        else                   peak * (1 - (1 - min_lr_ratio) * d)    d = (step - w) / (steps - 1 - w), w = warmup_steps
+        cosine                 the same, with (1 - cos(pi * d)) / 2 in the place of d
 
     The last step has min_lr_ratio * peak, the first after the warm-up the peak; later steps keep the last rate.
     """
@@ -17,9 +22,12 @@ def warm_and_decay(step: int, steps: int, peak: float, warmup_steps: int, min_lr
         return peak * (step + 1) / warmup_steps
     span = steps - 1 - warmup_steps
     done = min(1.0, (step - warmup_steps) / span) if span > 0 else float(step >= steps - 1 and steps > 1)
+    if decay == "cosine":
+        done = (1.0 - math.cos(math.pi * done)) / 2
     return peak * (1.0 - (1.0 - min_lr_ratio) * done)
 
 
 def learning_rate(step: int, steps: int, settings: Optimiser) -> float:
     """Learning rate of optimiser step `step` (0-based) of a run of `steps`."""
-    return warm_and_decay(step, steps, settings.learning_rate, settings.warmup_steps, settings.min_lr_ratio)
+    rate, warmup, ratio = settings.learning_rate, settings.warmup_steps, settings.min_lr_ratio
+    return warm_and_decay(step, steps, rate, warmup, ratio, settings.decay)

@@ -276,14 +276,17 @@ def packing(where: Where) -> Iterator[Figure]:
                  1.0 if where.on_card else None)  # fmt: skip
 
 
-def adamw(weight: torch.Tensor, gradients: Sequence[torch.Tensor], rate: float, decay: float) -> torch.Tensor:
+def adamw(
+    weight: torch.Tensor, gradients: Sequence[torch.Tensor], rate: float, decay: float, betas: tuple[float, float],
+    epsilon: float,
+) -> torch.Tensor:  # fmt: skip
     """Steps of AdamW in float64, in its own words."""
     w, first, second = weight.double(), torch.zeros_like(weight).double(), torch.zeros_like(weight).double()
     for step, gradient in enumerate(gradients, 1):
-        g, (one, two) = gradient.double(), optimiser.BETAS
+        g, (one, two) = gradient.double(), betas
         w = w * (1 - rate * decay)
         first, second = one * first + (1 - one) * g, two * second + (1 - two) * g * g
-        w = w - rate * (first / (1 - one**step)) / ((second / (1 - two**step)).sqrt() + optimiser.EPSILON)
+        w = w - rate * (first / (1 - one**step)) / ((second / (1 - two**step)).sqrt() + epsilon)
     return w
 
 
@@ -302,7 +305,7 @@ def adamw_step(where: Where) -> Iterator[Figure]:
         model.weight.grad[:256] = gradient
         optimiser.update(model, made, 1e-2)
     moved = model.weight.detach()[:256].double() - start[:256].double()
-    exact = adamw(start[:256], gradients, 1e-2, 0.1) - start[:256].double()
+    exact = adamw(start[:256], gradients, 1e-2, 0.1, settings.betas, settings.epsilon) - start[:256].double()
     far = float((moved - exact).abs().max() / exact.abs().max())
     yield Figure("three AdamW steps: largest distance from float64", [far], "", "the largest move", "lower", 1e-5)
     kept = torch.randn_like(start)

@@ -183,6 +183,10 @@ class MeetingStore(dist.Store):
         """Write values."""
         self._ask("set", keys, [value.encode() if isinstance(value, str) else bytes(value) for value in values])
 
+    def clone(self) -> MeetingStore:
+        """Itself: each thread has a connection of its own."""
+        return self
+
     def num_keys(self) -> int:
         """Return how many values there are."""
         return int(self._ask("count", []))

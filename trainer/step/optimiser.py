@@ -17,9 +17,6 @@ from shared.errors import NonFinite, RunError
 from shared.sections import Optimiser
 from trainer.step.fsdp import local, trained
 
-BETAS, EPSILON = (0.9, 0.95), 1e-8
-"""rates of the averages of AdamW's moments, and the number that is added to the root of the second moment"""
-
 
 def make_optimiser(model: nn.Module, settings: Optimiser) -> torch.optim.AdamW:
     """AdamW (Loshchilov and Hutter 2019) of what is trained; weight decay on matrices only, not on norms and biases.
@@ -33,8 +30,9 @@ def make_optimiser(model: nn.Module, settings: Optimiser) -> torch.optim.AdamW:
     vectors = [parameter for _, parameter in trained(model) if parameter.dim() < 2]
     groups = [{"params": matrices, "weight_decay": settings.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     optimiser = torch.optim.AdamW(
-        [group for group in groups if group["params"]], lr=settings.learning_rate, betas=BETAS, eps=EPSILON, fused=True
-    )
+        [group for group in groups if group["params"]], settings.learning_rate, settings.betas, settings.epsilon,
+        fused=True,
+    )  # fmt: skip
     reset(optimiser)
     return optimiser
 
