@@ -6,10 +6,14 @@ What the controller asks for are calls (calls.py).
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
 
 import msgspec
 
 from shared.types import Completion
+
+FINISHED_BYTES = 1 << 24
+"""most bytes of completions in one message: far below `MESSAGE_BYTES`, and read in a moment"""
 
 
 class Message(msgspec.Struct, tag=True):
@@ -45,6 +49,19 @@ class Finished(Message, gc=False):
     completions: list[Completion]
 
 
+def parts(completions: list[Completion]) -> Iterator[list[Completion]]:
+    """Yield the completions in parts that are encoded in FINISHED_BYTES each; a longer one alone."""
+    part, size_bytes = list[Completion](), 0
+    for completion in completions:
+        added = len(msgspec.msgpack.encode(completion))
+        if part and size_bytes + added > FINISHED_BYTES:
+            yield part
+            part, size_bytes = [], 0
+        part.append(completion)
+        size_bytes += added
+    yield part
+
+
 class EngineEnded(Message):
     """An engine died and is being started again."""
 
@@ -70,6 +87,8 @@ class GenerateRequest(msgspec.Struct, gc=False):
     """limit of the whole completion; tokens that it has already count, those of an environment too"""
     temperature: float
     """0 is greedy"""
+    keep_routes: bool = True
+    """whether those of a mixture are written for the trainers, where they are replayed"""
 
 
 Event = Register | RankFailed | Finished | EngineEnded | EngineRestarted
