@@ -1,7 +1,8 @@
 """Files of the routes of a mixture's completions, in `routes/` of the run's folder, which all nodes share.
 
-    engine rank  --writes-->  routes/7/4.0.0  --reads-->  trainer rank       (group 7, completion 4, from its first token)
-                              name, length and sha256 travel with the completion through the controller, not the routes
+    engine rank  --writes-->  routes/7/4.0.0  --reads-->  trainer rank     (group 7, completion 4, from its first token)
+
+Through the controller only `RouteFile` travels, which has name, length and sha256.
 
 A file never changes: a completion that goes on gets another one for the tokens that follow. So a checkpoint holds hard
 links, which a resume links back. A group's folder is removed once the group is trained or dropped.
@@ -83,7 +84,7 @@ def restore(run_dir: Path, checkpoint: Path | None) -> None:
     with writing(run_dir / FOLDER):
         shutil.rmtree(run_dir / FOLDER, ignore_errors=True)
         for path in checkpoint.glob(f"{FOLDER}/*/*") if checkpoint else ():
-            _link(path, run_dir / path.relative_to(checkpoint))
+            _link(path, run_dir / FOLDER / path.parent.name / path.name)
 
 
 def _link(source: Path, target: Path) -> None:

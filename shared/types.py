@@ -106,7 +106,7 @@ class TurnText(msgspec.Struct, frozen=True, omit_defaults=True):
     """why the environment did not answer the turn, "" if it did"""
 
 
-class RouteFile(msgspec.Struct, frozen=True, gc=False, weakref=True):
+class RouteFile(msgspec.Struct, frozen=True, weakref=True):
     """A file of `routes/` in the run's folder (route_files.py): the experts that an engine chose for tokens that follow
     each other, [tokens, layers, experts of a token] uint8, or uint16 where there are more than 256."""
 
