@@ -20,7 +20,8 @@ import torch.distributed as dist
 import zmq
 
 from shared.errors import ConfigError, DeadlineExceeded, RunError
-from shared.launch import adaptive_deadline, launch_folder, messages, rpc, sockets
+from shared.launch import adaptive_deadline, launch_folder, rpc, sockets
+from shared.launch import messages as events
 from shared.launch.adaptive_deadline import AdaptiveDeadline
 from shared.launch.batch_queue import BatchQueue
 from shared.launch.calls import CallReply, CallRequest, RankClient, call, request
@@ -349,8 +350,8 @@ async def test_a_wave_of_completions_above_the_limit_arrives_in_several_messages
     wave = [Completion(group, 0, 0, [7] * size) for group, size in enumerate([400, 400, 400, 2500, 1])]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rpc, "MESSAGE_BYTES", 3000)
-        patch.setattr(messages, "FINISHED_BYTES", 1200)
-        for part in messages.parts(wave):
+        patch.setattr(events, "FINISHED_BYTES", 1200)
+        for part in events.parts(wave):
             await links[0].send(0, Finished(part))
         arrived = list[list[int]]()
         while sum(map(len, arrived)) < len(wave):

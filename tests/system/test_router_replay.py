@@ -14,7 +14,7 @@ from tests.families import config_of, reference
 from tests.system.launch import TINY, Launch
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1500)]
-STEPS = 5
+STEPS = 6
 OPTIONS = {name.rpartition(".")[2]: value for name, value in TINY.items() if name.startswith("prepare.options.")}
 
 
@@ -39,14 +39,14 @@ def launch(runs_dir: Path, model: Path, **settings: Any) -> Launch:
 
 def test_a_killed_launch_goes_on_with_the_routes_of_its_checkpoint(tmp_path, model):
     run = launch(tmp_path, model)
-    run.until_step(2)
+    run.until_step(3)
     run.kill()
     assert not run.survivors()
-    kept = list((run.run_dir / "checkpoints").glob("step_[12]/routes/*/*"))
+    kept = list((run.run_dir / "checkpoints").glob("step_[12345]/routes/*/*"))
     assert kept, "groups were under way when the checkpoint was taken"
     shutil.rmtree(run.run_dir / "routes")
     again = launch(tmp_path, model).finish()
-    assert again.resumed_from() >= 1
+    assert again.resumed_from() >= 2
     differing = [row["experts/differing"] for row in again.metrics()]
     print("share of replayed choices that differ:", differing)
     assert len(differing) == STEPS and max(differing) > 0
