@@ -17,7 +17,7 @@ from pathlib import Path
 
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
-from rollout.route_keeper import RouteKeeper
+from rollout.routes import RouteKeeper
 from rollout.weights.layout import NO_VERSION
 from shared.errors import NonFinite, RunError
 from shared.launch.messages import GenerateRequest

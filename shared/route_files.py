@@ -2,10 +2,8 @@
 
     engine rank  --writes-->  routes/7/4.0.0  --reads-->  trainer rank     (group 7, completion 4, from its first token)
 
-Through the controller only `RouteFile` travels, which has name, length and sha256.
-
-A file never changes: a completion that goes on gets another one for the tokens that follow. So a checkpoint holds hard
-links, which a resume links back. A group's folder is removed once the group is trained or dropped.
+Through the controller only `RouteFile` travels. A file never changes: tokens that follow get another one. So a
+checkpoint holds hard links, which a resume links back. A group's folder goes once the group is trained or dropped.
 """
 
 from __future__ import annotations
@@ -33,36 +31,27 @@ def write(run_dir: Path, name: str, rows: bytes, tokens: int) -> RouteFile:
     return RouteFile(name, tokens, len(rows), hashlib.sha256(rows).hexdigest())
 
 
-def read(run_dir: Path, files: Iterable[RouteFile]) -> list[bytes]:
-    """[tokens] the routes in the files, one after the other. Raises RunError for a file that is missing or is not what
-    was written."""
-    routes: list[bytes] = []
-    for file in files:
-        path = run_dir / FOLDER / file.name
-        try:
-            rows = path.read_bytes()
-        except OSError as error:
-            raise _unusable(path, f"cannot be read ({error.strerror})") from error
-        if len(rows) != file.bytes:
-            raise _unusable(path, f"has {len(rows):,} bytes instead of {file.bytes:,}")
-        if hashlib.sha256(rows).hexdigest() != file.sha256:
-            raise _unusable(path, "was changed after it was written")
-        width = len(rows) // file.tokens
-        routes += [rows[start : start + width] for start in range(0, len(rows), width)]
-    return routes
-
-
-def _unusable(path: Path, why: str) -> RunError:
-    return RunError(
-        f"the routes of group {path.parent.name}, completion {path.name.partition('.')[0]}: {path} {why}: the same "
-        "command goes on from the newest checkpoint, which has its own (model.router_replay = false trains without)"
-    )
+def read(run_dir: Path, file: RouteFile) -> list[bytes]:
+    """[tokens] the routes in a file. Raises RunError where it is missing, or is not what was written."""
+    path, why = run_dir / FOLDER / file.name, ""
+    try:
+        rows = path.read_bytes()
+    except OSError as error:
+        rows, why = b"", f" ({error.strerror})"
+    if len(rows) != file.bytes or hashlib.sha256(rows).hexdigest() != file.sha256:
+        raise RunError(
+            f"the routes of group {path.parent.name}, completion {path.name.partition('.')[0]}: {path} has "
+            f"{len(rows):,} bytes, not the {file.bytes:,} that were written{why}: the same command goes on from the "
+            "newest checkpoint, which has its own (model.router_replay = false trains without)"
+        )
+    width = len(rows) // file.tokens
+    return [rows[start : start + width] for start in range(0, len(rows), width)]
 
 
 def read_all(run_dir: Path, micro_batches: Iterable[MicroBatch]) -> None:
     """Give the sequences the routes that their files hold. Raises as `read`."""
     for sequence in (each for batch in micro_batches for each in batch.sequences if each.route_files):
-        sequence.routes = read(run_dir, sequence.route_files)
+        sequence.routes = [row for file in sequence.route_files for row in read(run_dir, file)]
 
 
 def save(run_dir: Path, files: Iterable[RouteFile], checkpoint: Path) -> dict[str, Written]:
@@ -71,9 +60,8 @@ def save(run_dir: Path, files: Iterable[RouteFile], checkpoint: Path) -> dict[st
     try:
         for name in saved:
             _link(run_dir / name, checkpoint / name)
-            flush(checkpoint / name)
-        for folder in {(checkpoint / name).parent for name in saved}:
-            flush(folder)
+        for path in {part for name in saved for part in (checkpoint / name, (checkpoint / name).parent)}:
+            flush(path)
     except OSError as error:
         raise CheckpointError(f"routes could not be linked into {checkpoint.name}: {error}") from error
     return saved

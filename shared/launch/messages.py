@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator
+from itertools import accumulate, groupby
 
 import msgspec
 
@@ -50,16 +51,10 @@ class Finished(Message, gc=False):
 
 
 def parts(completions: list[Completion]) -> Iterator[list[Completion]]:
-    """Yield the completions in parts that are encoded in FINISHED_BYTES each; a longer one alone."""
-    part, size_bytes = list[Completion](), 0
-    for completion in completions:
-        added = len(msgspec.msgpack.encode(completion))
-        if part and size_bytes + added > FINISHED_BYTES:
-            yield part
-            part, size_bytes = [], 0
-        part.append(completion)
-        size_bytes += added
-    yield part
+    """Yield the completions in parts, encoded in FINISHED_BYTES each but for the last completion of a part."""
+    before = accumulate((len(msgspec.msgpack.encode(one)) for one in completions), initial=0)
+    for _, part in groupby(completions, lambda _: next(before) // FINISHED_BYTES):
+        yield list(part)
 
 
 class EngineEnded(Message):

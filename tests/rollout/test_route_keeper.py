@@ -13,7 +13,7 @@ import pytest
 
 from rollout.engine import Engine
 from rollout.output_collector import OutputCollector
-from rollout.route_keeper import RouteKeeper
+from rollout.routes import RouteKeeper
 from rollout.trial import Trial
 from rollout.worker import EngineRank
 from shared import record_file, route_files
@@ -33,6 +33,10 @@ def content(tokens: int) -> bytes:
     return bytes(range(2 * tokens))
 
 
+def read(run_dir: Path, completion: Completion) -> list[bytes]:
+    return [row for file in completion.routes for row in route_files.read(run_dir, file)]
+
+
 @asynchronous
 async def test_a_completion_that_goes_on_gets_a_file_for_what_follows(tmp_path):
     keeper, completion = RouteKeeper(tmp_path), Completion(7, 4, 0)
@@ -47,7 +51,7 @@ async def test_a_completion_that_goes_on_gets_a_file_for_what_follows(tmp_path):
     again.add(completion, routed(8, 1))
     await again.put_away([completion])
     assert [(file.name, file.tokens) for file in completion.routes] == [("7/4.0.0", 5), ("7/4.0.5", 3), ("7/4.0.8", 1)]
-    assert b"".join(route_files.read(tmp_path, completion.routes)) == content(9)
+    assert b"".join(read(tmp_path, completion)) == content(9)
 
 
 @asynchronous
@@ -69,7 +73,7 @@ async def test_a_snapshot_has_the_tokens_of_its_moment_though_the_completion_end
     written.set()
     [seen], [whole] = await snapshot, await end
     assert [file.tokens for file in seen] == [3] and [file.tokens for file in whole] == [3, 2]
-    assert completion.routes == whole and b"".join(route_files.read(tmp_path, whole)) == content(5)
+    assert completion.routes == whole and b"".join(read(tmp_path, completion)) == content(5)
 
 
 def rank_at(run_dir: Path, sent: list[Any]) -> EngineRank:
@@ -101,7 +105,7 @@ async def test_a_rank_writes_routes_before_it_reports_and_into_a_checkpoint(tmp_
     reporting.cancel()
     assert isinstance(sent[0], Finished)
     [reported] = sent[0].completions
-    assert b"".join(route_files.read(tmp_path, reported.routes)) == content(3)
+    assert b"".join(read(tmp_path, reported)) == content(3)
 
     written = await rank.snapshot(str(partial))
     assert sorted(written) == ["engine-0.msgpack", "routes/7/1.0.0"]
@@ -133,4 +137,4 @@ async def test_a_disk_that_is_full_for_a_moment_loses_nothing(tmp_path, monkeypa
     assert completion.routes == [] and keeper.known(completion) == 4
     monkeypatch.setattr(route_files, "write", write)
     await keeper.put_away([completion])
-    assert b"".join(route_files.read(tmp_path, completion.routes)) == content(4)
+    assert b"".join(read(tmp_path, completion)) == content(4)

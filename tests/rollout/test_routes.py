@@ -61,7 +61,7 @@ def test_replay_leaves_a_third_of_the_difference(tmp_path, family):
     config = settings(runs_dir=tmp_path)
 
     def rows(one: Completion) -> list[bytes]:
-        return route_files.read(config.run_dir, one.routes)
+        return [row for file in one.routes for row in route_files.read(config.run_dir, file)]
 
     def gap(found: Found, routes: Callable[[list[bytes]], list[bytes]]) -> float:
         ids, firsts = [prompt + one.token_ids for prompt, one in found], [len(prompt) for prompt, _ in found]

@@ -59,4 +59,4 @@ def test_a_step_without_its_routes_stops_the_run_and_says_what_to_do(tmp_path, m
         with suppress(FileNotFoundError):  # trained meanwhile
             path.write_bytes(path.read_bytes()[:-1])
     assert run.wait() == 1
-    assert any("the routes of group" in line and "bytes instead of" in line for line in run.errors), run.output[-3000:]
+    assert any("the routes of group" in line and "that were written" in line for line in run.errors), run.output[-3000:]
