@@ -5,7 +5,8 @@ completions of 32 tokens: as fast as it can, beside the same messages through th
 learns anything; with the heartbeats of all ranks, whose thread is measured by itself, and once more where ranks do
 nothing else and prove who they are; and with the real scorer, whose cost is also given alone. What a large batch, with
 the routes of a mixture too, puts through the controller is counted in real messages. Memory is that of the controller's
-process. The scripted ranks are one process: where it uses a whole core, the controller could do more.
+process. The scripted ranks are one process: where it uses a whole core, the controller could do more. Weight updates
+with proof are those of whole launches: as many trainers, engines and tensors as large models have.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import msgspec
 import psutil
@@ -36,13 +38,16 @@ from benchmarks.figures import Figure, benchmark
 from benchmarks.scripted import Script
 from examples.quickstart.prepare import Options, make_tiny_model
 from examples.quickstart.word_problems import calculate, complete, make_word_problem
+from rollout.client import EngineClient
+from rollout.weights.proof import Updated, WeightsHeld
 from rollout.worker import EngineRank
 from shared import route_files
 from shared.chat import Chat
 from shared.config import Config
-from shared.launch.calls import request
+from shared.launch.calls import CallReply, encode, request
 from shared.launch.messages import Finished, GenerateRequest
 from shared.types import Completion, Group, MicroBatch, Problem, Prompt, VersionSpan
+from trainer.client import TrainerClient
 from trainer.ledger import Ledger
 from trainer.objectives.sequences import sequence_of
 from trainer.stages import Stages
@@ -63,6 +68,11 @@ BATCH_COMPLETIONS, BATCH_TOKENS, BATCH_GB, HELD_BYTES = 2048, 12_000, 2.5, 60.0
 """a large batch; most that it may put through the controller, and that a token may take there"""
 ROUTE_BYTES = 48 * 8
 """routes of a token of Qwen3-30B-A3B: layers x experts"""
+UPDATES = {"70B, 128 trainers, 64 engines": (128, 64, 723), "24B, 64 trainers, 1,000 engines": (64, 1000, 363),
+           "405B, 512 trainers, 32 engines": (512, 32, 1138)}  # fmt: skip
+"""model -> its trainers, engines and tensors"""
+MOST_AT_A_TIME_MS, MOST_OF_AN_UPDATE_S = 50.0, 0.5
+"""for which an update may keep the controller's loop"""
 ALL = 10**9
 
 
@@ -228,6 +238,44 @@ async def heartbeats(script: Script, seconds: float) -> tuple[float, float]:
     return kept, whole
 
 
+async def updates(name: str, trainers: int, engines: int, tensors: int, count: int) -> list[Figure]:
+    """Return for how long updates with proof keep the controller's loop, and the bytes that they send and receive."""
+    script, took = Script(trainers=trainers, engines=engines, tensors=tensors), list[float]()
+    run_callback = asyncio.Handle._run
+
+    def timed(handle: asyncio.Handle) -> None:
+        began = time.thread_time()
+        run_callback(handle)
+        took.append(time.thread_time() - began)
+
+    longest, whole, seconds = [], [], []
+    with tempfile.TemporaryDirectory() as folder:
+        config = settings(Path(folder), script, 1, 1, 2, ASYNC_LEVEL)
+        async with scripted_ranks(script) as (hub, *_):
+            trainer_client = TrainerClient(hub, range(1, 1 + trainers), config)
+            engine_client = EngineClient(hub, range(1 + trainers, script.world), lambda: config, print)
+            for version in range(1, count + 1):
+                with mock.patch.object(asyncio.Handle, "_run", timed):
+                    took.clear()
+                    began = time.monotonic()
+                    published = await trainer_client.publish(version, [])
+                    await engine_client.update(published, [], began)
+                    seconds.append(time.monotonic() - began)
+                longest.append(1e3 * max(took))
+                whole.append(sum(took))
+    held = Updated(0, 1, {}, 0, WeightsHeld(script.checksums(1)), scored_version=1)
+    received = engines * len(encode(CallReply(held))) + sum(len(encode(CallReply(part))) for part in published)
+    asked = request(EngineRank.update, 1, [], [part.chosen for part in published if part.columns])
+    sent = engines * len(encode(asked.message)) + trainers * len(encode(request(TrainerRank.publish, 1, []).message))
+    name = f"update of {name}"
+    return [
+        Figure(f"{name}: loop kept at a time", longest, "ms", better="lower", target=MOST_AT_A_TIME_MS),
+        Figure(f"{name}: loop kept in all", whole, "s", better="lower", target=MOST_OF_AN_UPDATE_S),
+        Figure(f"{name}: from the trainers' call to the proof", seconds, "s", better="lower"),
+        Figure(f"{name}: sent", [sent / 1e6], "MB"), Figure(f"{name}: received", [received / 1e6], "MB"),
+    ]  # fmt: skip
+
+
 @benchmark()
 def controller(quick: bool) -> Iterator[Figure]:
     """Measure with each number of engines, then with real scorer."""
@@ -235,6 +283,8 @@ def controller(quick: bool) -> Iterator[Figure]:
         yield from saturated(engines, steps, repeats=1 if quick else 3)
     yield Figure(f"memory of an open group of {GROUP_SIZE} x {TOKENS} tokens", [group_bytes(TOKENS) / 1e3], "kB")
     yield from routes(1000)
+    for name, (trainers, engines, tensors) in UPDATES.items():
+        yield from asyncio.run(updates(name, trainers, engines, tensors, count=3 if quick else 10))
     found = [asyncio.run(heartbeats(Script(engines=1000, one_node=False), 10.0)) for _ in range(1 if quick else 3)]
     name = "1,000 idle engines over TCP with CURVE"
     yield Figure(f"{name}: heartbeats", [kept for kept, _ in found], "cores", better="lower", target=KEEPER_CORES)

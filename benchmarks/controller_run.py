@@ -50,7 +50,7 @@ from trainer.stages import Stages
 from trainer.step.rank import TrainerRank
 from verify.scorer import RewardScorer, Settled
 
-START_S, HEARTBEAT_S = 60.0, 60.0
+START_S, HEARTBEAT_S = 300.0, 60.0
 PROMPT_TOKENS, VOCABULARY = 64, 128
 RIGHT = Reward(1.0, 0.1, 0.9, 0.0, 0.0, Verdict.CORRECT, consistent=False)
 WRONG = Reward(0.1, 0.1, 0.0, 0.0, 0.0, Verdict.WRONG, consistent=False)

@@ -8,7 +8,6 @@ The pass rate of open problems is null.
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from shared.config import Config
     from trainer.solver import Solver
 
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it once, when it is imported
 
 TOO_LONG = "too long for the model"
 SPEED_EVERY_S = 10.0
@@ -149,7 +147,7 @@ class SampleStage(CurationStage):
         from shared.model import hf
 
         super().__post_init__()
-        self.model_dir = hf.resolve(self.model)
+        self.model_dir = hf.resolve(self.model, "--model")
         hf.check(self.model_dir)
         self.run_config = self._read_config(hf.load_config(self.model_dir))
         self.digest = _digest_weights(self.model_dir, sorted(hf.weight_files(self.model_dir)))

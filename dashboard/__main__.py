@@ -15,6 +15,7 @@ from dashboard.app import create_app
 from shared.clean_text import clean_logs
 from shared.errors import ConfigError, run_command
 from shared.http_limits import take_address, uvicorn_config
+from shared.user_file import missing
 from verify.code.sandbox.syscalls import die_with_parent
 
 HOST, PORT = "127.0.0.1", 8400
@@ -37,7 +38,7 @@ def main(arguments: list[str]) -> int:
     if given.with_parent:
         die_with_parent(given.with_parent)
     if not given.folder.is_dir():
-        print(f"error: {given.folder} is no folder: name the folder of your runs", file=sys.stderr)
+        print(f"error: {given.folder}: {missing(given.folder, 'folder', '*/')}", file=sys.stderr)
         return 2
     bound = take_port([given.port] if given.port is not None else list(range(PORT, PORT + TRIED)))
     if bound is None:

@@ -14,8 +14,7 @@ CHUNK = 1 << 20
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Raises OSError for anything else: links may lead out of the folder, and a pipe
-    would never answer."""
+    """Open a regular file for reading. Raises OSError for anything else: links lead elsewhere, pipes wait."""
     number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)

@@ -127,7 +127,7 @@ class RunFolder:
     def _holder(self) -> dict[str, Any]:
         """What the lock says of the launch that has it, or had it last; {} where it cannot be read."""
         try:
-            return decode_json(read_small(self.folder / "lock", 4096), dict[str, Any])
+            return decode_json(read_small(self.folder / "lock", 1 << 15), dict[str, Any])
         except ValueError:
             return {}
 
@@ -150,7 +150,8 @@ class RunFolder:
         if ended:
             code = re.fullmatch(r"exit code (\d{1,3})", ended)
             states = {"0": "finished", "129": "stopped", "130": "stopped", "143": "stopped"}
-            return {"state": states.get(code[1], "crashed") if code else "crashed", "story": ended[:300]}
+            story = ": ".join(filter(None, [ended[:300], str(holder.get("error") or "")]))
+            return {"state": states.get(code[1], "crashed") if code else "crashed", "story": story}
         since = f"since {str(holder.get('since'))[:40]}, controller pid {pid} on {str(host)[:60]}"
         age = time.time() - self._written()
         if host == os.uname().nodename:

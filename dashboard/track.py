@@ -98,8 +98,7 @@ class Follower:
         return TRACKERS[self.name](TrackedRun(self.run.name, self.run.folder, self.run.config()))
 
     def close(self, finished: bool) -> None:
-        """Let the tracker write or upload what is left, also where an earlier end of this command did not. Raises what
-        the tracker raises."""
+        """Let the tracker write or upload what is left, of an earlier launch too. Raises what the tracker raises."""
         if self.tracker is not None or not self.closed:
             (self.tracker or self.open()).close(finished)
             print(CLOSED, file=self.log, flush=True)

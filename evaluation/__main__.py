@@ -42,7 +42,7 @@ async def choose_model(settings: EvaluationSettings, client: EvaluationClient) -
     if settings.model:
         return next((one for one in listed if one["id"] == settings.model), {"id": settings.model})
     if len(listed) != 1:
-        names = ", ".join(one["id"] for one in listed[:20]) or "none that it tells"
+        names = ", ".join(one["id"] for one in listed[:20]) or f"none that {client.url}/models tells"
         raise ConfigError(f"model is missing: the server has {names}: choose one with --model")
     return listed[0]
 
@@ -63,8 +63,7 @@ def warn_of_context(model: dict[str, Any], benchmarks: list[Benchmark]) -> None:
 
 
 async def evaluate(settings: EvaluationSettings) -> tuple[Path, Json | None]:
-    """Ask for what is missing, then sum up; returns the folder and the results, None after a signal. Raises
-    MaestraleError."""
+    """Ask for what is missing, then sum up; returns folder and results (None after a signal). Raises MaestraleError."""
     benchmarks = read_benchmarks(settings)
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -102,7 +101,8 @@ async def draw_missing(runner: SampleRunner, benchmarks: list[Benchmark], stop: 
     missing = [job for job in jobs if folder.lacks(job.key)]
     there = len(jobs) - len(missing)
     if there:
-        print(f"{folder.folder} holds {there} of {len(jobs)} samples: going on", file=sys.stderr)
+        does = "going on" if missing else "no request is made (--out takes another folder, to ask once more)"
+        print(f"{folder.folder} holds {there} of {len(jobs)} samples: {does}", file=sys.stderr)
     folder.note(LAUNCHES, {"began": datetime.now(UTC).isoformat(timespec="seconds"), "missing": len(missing),
                  "settings": runner.settings.model_dump(), "maestrale": version("maestrale")})  # fmt: skip
     if not missing:

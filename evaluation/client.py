@@ -71,8 +71,7 @@ class EvaluationClient(ApiEndpoint):
         self.left_out.update(settings.omit)
 
     async def models(self) -> list[dict[str, Any]]:
-        """Return the server's list of models; [] if it has none. Raises ConfigError if the server cannot be reached or
-        refuses the key."""
+        """Return the server's models; [] without a list. Raises ConfigError without an answer, or a refused key."""
         try:
             async with asyncio.timeout(START_S):
                 data = await self.request("GET", f"{self.url}/models", most_bytes=MAX_REPLY_BYTES)
@@ -117,8 +116,7 @@ class EvaluationClient(ApiEndpoint):
 
 
 async def weights_of(server: ApiEndpoint, model: str) -> str:
-    """Return the name of the weights of a served model, or of its adapter, "" if the server does not report it (ours
-    does, at /version)."""
+    """Return the name of a served model's weights or adapter, "" if the server does not report it as ours does."""
     try:
         async with asyncio.timeout(START_S):
             reply = parse_json(await server.request("GET", f"{server.url.removesuffix('/v1')}/version"))

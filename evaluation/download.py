@@ -50,8 +50,7 @@ class PublishedFiles(NamedTuple):
 
 
 def gsm8k(rows: list[Json], split: str = "test") -> Iterator[Json]:
-    """Convert GSM8K: the answer stands behind ####, the worked solution before it with marks such as <<6*200=1200>>,
-    which are left out."""
+    """Convert GSM8K: the answer is behind ####, the solution before it, without marks such as <<6*200=1200>>."""
     for number, row in enumerate(rows):
         steps, _, answer = row["answer"].rpartition("####")
         solution = re.sub("<<.*?>>", "", steps).strip()

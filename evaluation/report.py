@@ -26,6 +26,11 @@ from shared.clean_text import clean
 from shared.jsonl import spread
 
 HERE = Path(__file__).parent
+SCRIPT = (HERE / "report.js").read_text(encoding="utf-8")
+LEGEND = (
+    '<p class="legend"><span class="pass">pass@1, mean over the problems</span> The line across a bar is its 95 % '
+    "interval, from resampled problems. That of a difference resamples what both have; *: it does not hold 0.</p>"
+)
 SHOWN = 400
 """largest number of samples that a page embeds"""
 SHOWN_CHARACTERS = 20_000
@@ -42,11 +47,11 @@ def render(results: Json, benchmarks: list[Benchmark], records: dict[SampleKey, 
         if (record := records.get(SampleKey(benchmark.name, task.problem.id, sample))) is not None
     ]
     shown = spread(chosen, SHOWN)
-    return _page(
-        "report.html", label(results), _figures(results, [record for _, record in chosen]),
+    more = Template((HERE / "samples.html").read_text(encoding="utf-8")).substitute(
         shown=f"{len(shown)} of {len(chosen)} samples are in this file, evenly chosen; all are in samples.jsonl.",
-        samples=embed([_sample(task, record) for task, record in shown]),
+        samples=embed([_sample(task, record) for task, record in shown]), script=SCRIPT,
     )  # fmt: skip
+    return _page("Evaluation", label(results), _figures(results, [record for _, record in chosen]), more)
 
 
 def render_comparison(table: tables.ResultTable, comparison: Json) -> str:
@@ -55,20 +60,21 @@ def render_comparison(table: tables.ResultTable, comparison: Json) -> str:
     parts += [_warning(f"not the same in both: {line}") for line in comparison["warnings"]]
     for when in ("before", "after"):
         rows = [(name, one[when], one[when], one[when]) for name, one in comparison["benchmarks"].items()]
-        parts.append(plot_bars(f"pass@1 {when}: {label(comparison[when])}", rows))
+        parts.append(plot_bars(f"pass@1 {when}, with its 95 % interval: {label(comparison[when])}", rows))
     parts += [f"<p>{escape(clean(line))}</p>" for line in tables.comparison_lines(comparison)]
-    return _page("compare.html", table.title, "\n".join(parts))
+    parts.append(LEGEND)
+    return _page("Comparison of two evaluations", table.title, "\n".join(parts), "")
 
 
-def _page(template: str, title: str, figures: str, **more: str) -> str:
-    """Fill a template: its style and script are the only ones that its policy allows."""
-    style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
+def _page(heading: str, title: str, figures: str, more: str) -> str:
+    """Fill the template: its style and script are the only ones that its policy allows."""
+    style = (HERE / "report.css").read_text(encoding="utf-8")
     policy = (
-        f"default-src 'none'; style-src '{hash_source(style)}'; script-src '{hash_source(script)}'; base-uri 'none'; "
+        f"default-src 'none'; style-src '{hash_source(style)}'; script-src '{hash_source(SCRIPT)}'; base-uri 'none'; "
         "form-action 'none'"
     )
-    return Template((HERE / template).read_text(encoding="utf-8")).substitute(
-        policy=escape(policy), style=style, script=script, title=escape(clean(title)), figures=figures, **more
+    return Template((HERE / "report.html").read_text(encoding="utf-8")).substitute(
+        policy=escape(policy), style=style, heading=heading, title=escape(clean(title)), figures=figures, more=more
     )
 
 

@@ -1,13 +1,11 @@
 """The folder of an evaluation: all requests and responses, one line per sample, from which a stopped run resumes.
 
-    evaluation.json   format number, and the settings common to all samples: model, weights, seed, sampling of each
-                      benchmark
+    evaluation.json   format number, and the settings of all samples: model, weights, seed, sampling by benchmark
     samples.jsonl     one `SampleRecord` per line, on the disk before the next one; the last line of a sample counts
     timings.jsonl     the time and the number of requests of each sample, which differ each time
     launches.jsonl    the time, settings and address of each launch, which may differ between launches
 
-A sample that has a response is not requested again; one that only has an error is. Other settings in the same folder
-are refused.
+A sample that only has an error is requested again. Other settings in the same folder are refused.
 """
 
 from __future__ import annotations
@@ -164,8 +162,7 @@ class EvaluationFolder(Journal[SampleKey, SampleRecord]):
     """An evaluation's folder, locked by its launch: `with EvaluationFolder(path, identity, tasks) as folder: ...`."""
 
     def __init__(self, folder: Path, identity: dict[str, Any], tasks: list[BenchmarkTask]):
-        """Benchmarks may be added later. Raises ConfigError if the folder was made with other settings or is in use,
-        and DataError."""
+        """Benchmarks may be added later. Raises ConfigError for a folder of other settings or in use, DataError."""
         folder.mkdir(parents=True, exist_ok=True)
         if (folder / EVALUATION).exists():
             read_identity(folder)
@@ -193,8 +190,7 @@ class EvaluationFolder(Journal[SampleKey, SampleRecord]):
                 )
 
     def add_timed(self, record: SampleRecord, tries: int, latency_s: float) -> None:
-        """Append a record; it is on the disk when this returns. tries: number of requests. latency_s: seconds of the
-        last one, 0 if it was not answered."""
+        """Append a record, on the disk when this returns. tries: requests. latency_s: of the last, 0 unanswered."""
         key = dict(zip(SampleKey._fields, record.key, strict=True))
         self.note(TIMINGS, {**key, "tries": tries, "latency_s": latency_s, "error": bool(record.error)})
         self.add(record)

@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, CliPositionalArg, SettingsConfigDict
 
 from serve.reasoning_language import Enforcement, OptionalLanguageTag
 from serve.settings import mistakes
+from shared.chat_endpoint import api_address
 from shared.errors import ConfigError
 
 PREFIX = "MAESTRALE_EVALUATE_"
@@ -98,7 +99,7 @@ class EvaluationSettings(BaseSettings):
             raise ValueError("give an address such as http://127.0.0.1:8000/v1")
         if address.username is not None or address.password is not None or address.query:
             raise ValueError(f"holds a secret or a query: a key belongs into {KEY_VARIABLE}")
-        return value.rstrip("/")
+        return api_address(value)
 
 
 def load(arguments: list[str]) -> EvaluationSettings:

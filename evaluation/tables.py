@@ -1,8 +1,7 @@
 """Renders the figures of an evaluation as tables: on the terminal, in summary.md and in report.html; and compares two.
 
-The comparison is of the problems that both have. They are paired: the interval of the difference resamples problems
-with the results of both runs, so that their difficulty does not widen it. A problem flips when its share of right
-samples crosses one half.
+The comparison is of the problems that both have, paired: the interval of the difference resamples problems with the
+results of both runs. A problem flips when its share of right samples crosses one half.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Benchmarks: their files, their sampling, and the tasks that are made from their rows, with their prompts.
 
-The form of a row determines the kind of its task, so that a user's own file needs no name here: `tests` of programs,
-instructions or function calls, else an `answer`. A prompt is the problem, and the form that its answer must have in the
-problem's language.
+The form of a row determines the kind of its task: `tests` of programs, instructions or function calls, else an
+`answer`. A prompt is the problem, and the form that its answer must have in the problem's language.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from evaluation.settings import EvaluationSettings
 from shared.errors import ConfigError, DataError
 from shared.jsonl import Row, read_rows, spread, text_of
 from shared.types import Problem
+from shared.user_file import missing
 from verify.code.tests import language_of, read_tests
 from verify.language import detect
 from verify.published import to_native
@@ -103,7 +103,8 @@ def read_benchmark(name: str, settings: EvaluationSettings) -> Benchmark:
     """Read one benchmark by its name or file. Raises ConfigError, DataError."""
     source = BENCHMARK_FILES.get(name)
     if source is None and not Path(name).is_file():
-        raise ConfigError(f'"{name}" is neither a file nor a benchmark: {", ".join(BENCHMARK_FILES)} are')
+        why = missing(Path(name), "file", "*.jsonl*", BENCHMARK_FILES)
+        raise ConfigError(f'"{name}" is no benchmark ({", ".join(BENCHMARK_FILES)}), and {why}')
     path = source.find(Path(settings.data)) if source else Path(name)
     if source is not None and path is None:
         raise ConfigError(

@@ -5,17 +5,19 @@
 """
 
 import difflib
+import io
 import json
 import os
 import runpy
 import shutil
 import sys
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import NamedTuple
 
 import maestrale
 from shared.child_process import python_path
-from shared.errors import STARTED, python, run_command
+from shared.errors import STARTED, as_typed, python, run_command
 
 
 class Command(NamedTuple):
@@ -77,8 +79,10 @@ def run() -> int:
     commands = {" ".join([one.module, *one.first]): f"{typed} {word}" for word, one in COMMANDS.items()}
     os.environ[STARTED] = json.dumps(commands)
     sys.argv[1:] = [*command.first, *rest]
+    printed = io.StringIO()
     try:
-        runpy.run_module(command.module, run_name="__main__", alter_sys=True)
+        with redirect_stdout(printed if {"--help", "-h"} & set(rest) else sys.stdout):
+            runpy.run_module(command.module, run_name="__main__", alter_sys=True)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package in maestrale.ROOMS:
@@ -89,6 +93,8 @@ def run() -> int:
             f"with .[{extra}] (docs/install.md)", file=sys.stderr,
         )  # fmt: skip
         return 2
+    finally:
+        sys.stdout.write(as_typed(printed.getvalue()))
     return 0
 
 

@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, CliPositionalArg, SettingsConfigDict
 from oversight.players import ModelPlayer
 from oversight.protocol import Rules
 from serve.settings import mistakes
-from shared.chat_endpoint import key_headers
+from shared.chat_endpoint import api_address, key_headers
 from shared.errors import ConfigError
 
 ProtocolName = Literal["qa", "qa_article", "votes", "consultancy", "debate"]
@@ -112,7 +112,7 @@ def parse_player(text: str) -> tuple[str, str, str]:
         raise ValueError("give MODEL@URL, such as small@http://127.0.0.1:8000/v1, or MODEL@URL@VARIABLE_OF_THE_KEY")
     if variable and variable not in os.environ:
         raise ValueError(f"the environment variable {variable} is not set: it should hold the key of {model}")
-    return model, url.rstrip("/"), variable
+    return model, api_address(url), variable
 
 
 def load(arguments: list[str]) -> OversightSettings:

@@ -249,9 +249,11 @@ class EngineClient(RankClient):
         the write's start. Raises what `WeightProof.check` raises.
         """
         version, proof_on = published[0].version, self.config.sync.verify
-        chosen = [part.chosen for part in published]
+        chosen = [part.chosen for part in published] if any(part.columns for part in published) else []
         replies = await self.call(EngineRank.update, version, probe if proof_on else None, chosen)
-        differences = self._proof.check(published, replies, probe) if proof_on else [LogprobDifference(0.0, 0.0, 0.0)]
+        differences = [LogprobDifference(0.0, 0.0, 0.0)]
+        if proof_on:  # beside the loop: a thousand engines take a second
+            differences = await asyncio.to_thread(self._proof.check, published, replies, probe)
         return SyncReport(
             version=version,
             bytes=sum(part.bytes for part in published),
@@ -265,6 +267,10 @@ class EngineClient(RankClient):
             logprob_move_diff=max(difference.moved for difference in differences),
             gpu_peak_bytes=max(reply.gpu_peak_bytes for reply in replies),
         )
+
+    def name_ranks(self, parts: list[list[dict[str, int]]]) -> None:
+        """See `WeightProof.name_ranks`."""
+        self._proof.name_ranks(parts)
 
     def excused(self) -> set[int]:
         """Ranks that are starting a new engine, which has a deadline of its own."""

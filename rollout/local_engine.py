@@ -6,10 +6,6 @@ each `update` copies their present values into the running engine.
 
 from __future__ import annotations
 
-import os
-
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it once, when it is imported
-
 import asyncio
 import itertools
 import signal

@@ -74,7 +74,6 @@ def prepare_environment(threads: int | str = 0) -> None:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_NO_USAGE_STATS": "1",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
         "TOKENIZERS_PARALLELISM": "false",
     }
     if not torch.cuda.is_available():
@@ -82,6 +81,8 @@ def prepare_environment(threads: int | str = 0) -> None:
         defaults[THREADS_VARIABLE] = str(threads or max(1, given_threads() // 2))
         os.environ["OMP_NUM_THREADS"] = "1"
         torch._C.set_num_threads(1)
+        for name in ("vllm.triton_utils.importing", "torch._library.triton"):  # it is not needed on a CPU
+            logging.getLogger(name).setLevel(logging.ERROR)
     else:
         defaults |= {START_METHOD: "spawn", "TRITON_F32_DEFAULT": "ieee", "TQDM_DISABLE": "1"}
         defaults["PYTHONWARNINGS"] = f"ignore:{TF32_ADVICE}:UserWarning"
@@ -92,9 +93,8 @@ def prepare_environment(threads: int | str = 0) -> None:
             )
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
-    # what vLLM's imports say about other people's deprecations, and that Triton is not needed on a CPU
+    # what vLLM's imports say about other people's deprecations
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"vllm\.")
-    logging.getLogger("torch._library.triton").setLevel(logging.ERROR)
 
 
 def build_vllm_config(

@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
             from shared.model import hf
 
             address.close()  # a download takes minutes, in which nobody shall be kept waiting
-            hf.resolve(settings.model)
+            hf.resolve(settings.model, "--model")
             address = take_address(settings.host, settings.port)
         from serve.app import create_app  # late: --help and mistakes need no vLLM
 

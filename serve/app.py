@@ -36,7 +36,7 @@ from serve.vllm_engine import VllmEngine, version_of
 from shared.errors import ConfigError, ModelError
 from shared.http_limits import REQUEST_ID
 from shared.model import hf
-from shared.model.folder import read_json
+from shared.model.folder import load_config
 
 
 def create_app(settings: ServerSettings | None = None, engine: ServingEngine | None = None) -> FastAPI:
@@ -124,9 +124,9 @@ def context_of(folder: Path) -> int:
     """Return the context length of a model, prompt and completion together, in tokens. Raises ModelError."""
     path = folder / "config.json"
     try:
-        return int(read_json(path)["max_position_embeddings"])
-    except (ModelError, ValueError, LookupError, TypeError, OverflowError) as error:
-        raise ModelError(f"{path} does not tell max_position_embeddings ({error}): set max_tokens") from error
+        return int(load_config(folder)["max_position_embeddings"])
+    except (ValueError, LookupError, TypeError, OverflowError) as error:
+        raise ModelError(f"{path} does not tell max_position_embeddings ({error}): set --max-tokens") from error
 
 
 def add_models(app: FastAPI, server: Server) -> None:

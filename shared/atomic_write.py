@@ -99,9 +99,7 @@ def claim(folder: Path, setting: str) -> None:
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
     """Yield a name next to `path` to write to. It becomes `path` at the block's end, and is removed if that raises.
-
-    Raises DiskError where the disk fails.
-    """
+    Raises DiskError where the disk fails."""
     partial = path.with_name(path.name + ".partial")
     try:
         with writing(path):
@@ -118,6 +116,20 @@ def write_whole(path: Path, content: str | bytes) -> None:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
+def take_lock(file: int | BinaryIO, kind: int) -> bool:
+    """Lock a file as `fcntl.flock` does. Returns False where its file system has no locks, as Lustre without the mount
+    option flock. Raises BlockingIOError where another process has it."""
+    try:
+        fcntl.flock(file, kind)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
+            raise
+        return False
+    return True
+
+
 def open_log(path: Path, setting: str, restart: bool = False) -> tuple[BinaryIO, list[bytes]]:
     """Open a file of lines for appending, and return its whole lines; a last one that a kill has cut is removed.
 
@@ -127,7 +139,7 @@ def open_log(path: Path, setting: str, restart: bool = False) -> tuple[BinaryIO,
     stream = path.open("a+b")
     try:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take_lock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigError(f"{setting}: another process is writing it: stop it, or wait for it") from error
         if restart:

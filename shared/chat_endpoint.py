@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -139,6 +140,12 @@ def key_headers(variable: str, setting: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"}
 
 
+def api_address(url: str) -> str:
+    """The address of an API up to its version: with /v1 where `url` has no path."""
+    url = url.rstrip("/").removesuffix("/chat/completions")
+    return url if urlsplit(url).path else f"{url}/v1"
+
+
 @cache
 def _certificates() -> ssl.SSLContext:
     return httpx.create_ssl_context()  # 50 ms, for which the event loop stops: once for all clients
@@ -148,7 +155,7 @@ class ApiEndpoint:
     """Sends requests to one API, with a connection pool per event loop: a client must not outlive its loop."""
 
     def __init__(self, url: str, model: str, headers: dict[str, str], deadline_s: float, concurrent: int = CONCURRENT):
-        self.url, self.model, self.deadline_s, self.concurrent = url.rstrip("/"), model, deadline_s, concurrent
+        self.url, self.model, self.deadline_s, self.concurrent = api_address(url), model, deadline_s, concurrent
         self._headers = headers
         self.left_out: set[str] = set()
         """of LEFT_OUT: what this server refuses, or shall not be sent"""

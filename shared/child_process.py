@@ -80,8 +80,7 @@ class Child:
         """served: what the process runs. who, then: for the line about its end, e.g. "a verifier process", "another
         takes its place". files: of the user's, among which the line that runs is looked for. supervise: what the
         process starts ends with it. environment: its variables, those of this process by default. on_event, on_end:
-        called with what it says, and when it has ended. memory_kind: whose settings to lower where memory ran out
-        (`deaths.LOWER`)."""
+        called with what it says, and at its end. memory_kind: which to lower without memory (`deaths.LOWER`)."""
         self.served, self.who, self.then, self.files = served, who, then, list(files)
         self.supervise, self.memory_kind, self.on_event, self.on_end = supervise, memory_kind, on_event, on_end
         self.environment = dict(os.environ if environment is None else environment) | python_path()

@@ -43,8 +43,7 @@ class CleanRecord(logging.LogRecord):
 
 
 def clean_logs() -> None:
-    """Make the messages of all loggers of this process clean from now on, those of libraries too, and the traceback
-    with which it may end."""
+    """Make the messages of all loggers of this process clean, and the traceback with which it may end."""
     logging.setLogRecordFactory(CleanRecord)
     sys.excepthook = lambda kind, error, at: print_traceback(error)
 

@@ -26,8 +26,7 @@ def grams(words: Sequence[str], n: int) -> list[Gram]:
 
 
 def distinct(texts: Sequence[str], n: int = 2) -> float:
-    """Different n-grams of all texts together over their number (Li et al. 2016, arXiv 1510.03055), 0 to 1: 0 of none.
-    Longer texts have less."""
+    """Different n-grams of all texts over their number (arXiv 1510.03055), 0 to 1: 0 of none, less of long texts."""
     every = [gram for text in texts for gram in grams(WORD.findall(text.casefold()), n)]
     return len(set(every)) / len(every) if every else 0.0
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import select
 import sys
 from collections.abc import Callable
@@ -136,6 +137,13 @@ def python() -> Path:
 def command_of(module: str) -> str:
     """How the user starts a module: "maestrale serve" where he began with `maestrale`, else "python -m serve"."""
     return json.loads(os.environ.get(STARTED, "{}")).get(module) or f"{python()} -m {module}"
+
+
+def as_typed(text: str) -> str:
+    """A text with each `python -m MODULE` as the user starts that module."""
+    for module, typed in sorted(json.loads(os.environ.get(STARTED, "{}")).items(), reverse=True):  # longer ones first
+        text = re.sub(rf"python -m {re.escape(module)}(?!\w|\.\w)", typed.replace("\\", r"\\"), text)
+    return text
 
 
 def install_command(extra: str) -> str:

@@ -68,8 +68,7 @@ class Row(NamedTuple):
 def read_rows(path: Path, setting: str = "", faults: list[str] | None = None) -> Iterator[Row]:
     """Yield the rows of a file, blank lines left out; a UTF-8 byte order mark before the first one is no part of it.
 
-    Raises DataError with setting, file, line number and repair. faults: where given, lines that are no rows are added
-    to it and left out.
+    Raises DataError with setting, file, line number and repair; but lines that are no rows go to `faults`, where given.
     """
     named = f"{setting}: " if setting else ""
     if not path.is_file():

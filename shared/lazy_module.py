@@ -8,13 +8,7 @@ from typing import Any
 
 
 class LazyModule(ModuleType):
-    """Stands for a module until one of its names is asked for.
-
-    if TYPE_CHECKING:
-        import torch
-    else:
-        torch = LazyModule("torch")
-    """
+    """Stands for a module until one of its names is asked for: `torch = LazyModule("torch")`, unless TYPE_CHECKING."""
 
     def __getattr__(self, name: str) -> Any:
         """A name of the module, which is imported now."""

@@ -214,8 +214,7 @@ class MetricsLog:
         write_whole(path, "".join(_encode(row) for row in kept))
 
     def write(self, step: int, values: Mapping[str, float | int]) -> None:
-        """Append one line, flushed to the system. Raises KeyError for an unknown name, nothing for a
-        failing disk."""
+        """Append one line, flushed. Raises KeyError for an unknown name, nothing for a failing disk."""
         check_names(values)
         row: dict[str, Any] = {"step": step, "kind": kind_of(values), "time": round(time.time(), 3), **values}
         self.pending.append(_encode(row).encode().removesuffix(b"\n"))

@@ -143,7 +143,7 @@ class Progress:
         self.terminal = terminal and not self.console.is_dumb_terminal
         self.full, self.empty = blocks(self.stream)
         self.clock = clock
-        self.failures = 0
+        self.failures, self.last_error = 0, ""
         self.started = self.drawn = clock()
         self.step_started = self.started
         self.step_s = 0.0
@@ -197,7 +197,8 @@ class Progress:
 
     @harmless
     def error(self, text: str) -> None:
-        """Print why the run ends."""
+        """Print why the run ends, and keep it in `last_error`."""
+        self.last_error = text
         self._line(f"[bold red]error:[/] {escape(text)}")
 
     @harmless

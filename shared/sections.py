@@ -1,7 +1,6 @@
 """The sections of a settings file: each a pydantic model with defaults, ranges, and what its own values contradict.
 
-Every field carries its meaning and unit in the docstring below it; `python -m trainer --help` prints them.
-Nothing here imports torch.
+The docstring below a field has its meaning and unit; `python -m trainer --help` prints it. No torch is imported.
 """
 
 from __future__ import annotations

@@ -88,9 +88,12 @@ def load(
     return check(table, str(file) if path else "the given settings", origin, complaints)
 
 
+READY = sorted(path.parent.name for path in HOME.glob("examples/*/settings.toml"))
+"""names of ready settings"""
+
+
 def settings_path(name: str) -> Path:
-    """The settings file of a name: a path, or where there is none one of examples/ ("quickstart"), also when it is
-    asked for outside a checkout."""
+    """The settings file of a name: a path, or where there is none one of examples/ ("quickstart")."""
     ready = HOME / "examples" / name / "settings.toml"
     return ready if re.fullmatch(r"\w+", name) and not Path(name).exists() and ready.is_file() else Path(name)
 
@@ -120,6 +123,15 @@ def check(table: Table, path: str, origin: dict[str, str], complaints: Complaint
     return config
 
 
+def load_run(run_dir: Path) -> Config:
+    """The settings of a run, from its folder. Raises ConfigError for a folder that is none."""
+    if (run_dir / "config.toml").is_file():
+        return load(run_dir / "config.toml")
+    known = (str(folder) for folder in Path("runs").glob("*/"))
+    why = "it has no config.toml" if run_dir.is_dir() else missing(run_dir, "folder", "*/", known)
+    raise ConfigError(f"{run_dir} is no run's folder: {why}")
+
+
 def place_of(line: str, path: str, origin: dict[str, str]) -> str:
     """Return the option or variable that set the first setting of a message that one has set; else the file."""
     matches = ((re.search(rf"\b{re.escape(key)}\b", line), option) for key, option in origin.items())
@@ -131,7 +143,7 @@ def read_toml(path: Path) -> Table:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(f"{path}: {missing(path, 'settings file', '*.toml')}") from error
+        raise ConfigError(f"{path}: {missing(path, 'settings file', '*.toml', READY)}") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the settings file ({error.strerror})") from error
     except UnicodeDecodeError as error:
@@ -192,8 +204,7 @@ def is_text(annotation: Any) -> bool:
 def put_all(table: Table, given: Sequence[Given]) -> dict[str, str]:
     """Set what was given in nested tables, in order; returns key -> the option or variable that set it last.
 
-    A `kind` of [objective] comes first, and begins its table anew where it is another: the settings of the other kind
-    go with it.
+    A `kind` of [objective] comes first; another one drops the settings of the kind before.
     """
     for where, key, value in sorted(given, key=lambda setting: not setting[1].endswith(".kind")):
         put(table, key, value, where)

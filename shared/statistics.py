@@ -1,7 +1,6 @@
 """Statistics of evaluations: pass@k, maj@k, means over problems, intervals, differences of two runs, Elo ratings.
 
-Problems are the units that are drawn at random: completions of one problem are alike, so intervals resample whole
-problems (clusters), never completions.
+Completions of one problem are alike, so intervals resample whole problems (clusters), never completions.
 """
 
 from __future__ import annotations

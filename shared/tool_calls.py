@@ -1,10 +1,7 @@
 """Tool calls as text: how tools are described to a model, and how its calls and their results are written and found.
 
-Calls have the form of the templates of Hermes and Qwen, for every model, in serving and in environments alike:
-
-    <tool_call>
-    {"name": "add", "arguments": {"a": 1, "b": 2}}
-    </tool_call>
+Calls have the form of the templates of Hermes and Qwen, for every model, in serving and in environments alike: lines of
+<tool_call>, {"name": "add", "arguments": {"a": 1, "b": 2}}, </tool_call>.
 """
 
 from __future__ import annotations

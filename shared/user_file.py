@@ -6,7 +6,7 @@ import difflib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -14,12 +14,14 @@ from types import ModuleType
 from shared.errors import ConfigError, MaestraleError
 
 
-def missing(path: Path, kind: str = "file", pattern: str = "*") -> str:
-    """What an error says of a path that is no file, with the nearest name there of those that match `pattern`."""
+def missing(path: Path, kind: str = "file", pattern: str = "*", names: Iterable[str] = ()) -> str:
+    """What an error says of a path that is no `kind`, with the nearest of the paths beside it that match `pattern`, and
+    of other `names`."""
     if path.exists():
-        return "it is no file"
-    near = difflib.get_close_matches(path.name, [other.name for other in path.parent.glob(pattern)], n=1)
-    return f"there is no such {kind}" + (f"; did you mean {path.parent / near[0]}?" if near else "")
+        return f"it is no {kind}"
+    others = {other.name: str(other) for other in path.parent.glob(pattern)} | {Path(name).name: name for name in names}
+    near = difflib.get_close_matches(path.name, others, n=1)
+    return f"there is no such {kind}" + (f"; did you mean {others[near[0]]}?" if near else "")
 
 
 def run_file(path: Path, setting: str) -> ModuleType:

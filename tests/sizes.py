@@ -23,28 +23,29 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 CEILINGS = {
-    "shared": 11_662,
-    "verify": 17_068,
+    "shared": 11_660,
+    "verify": 17_069,
     "environments": 2_891,
-    "rollout": 5_070,
-    "trainer": 14_356,
-    "serve": 6_722,
+    "rollout": 5_099,
+    "trainer": 14_382,
+    "serve": 6_786,
     "dashboard": 1_885,
     "evaluation": 2_473,
     "oversight": 1_869,
-    "curate": 3_201,
-    "lab": 3_176,
-    "examples": 2_611,
-    "maestrale": 189,
+    "curate": 3_199,
+    "lab": 3_175,
+    "examples": 2_612,
+    "maestrale": 195,
 }
 """Most lines of each room. One rises only in a commit that lowers another by as much, so that their sum never rises; a
 commit that makes a room smaller lowers its ceiling. 0.1.0 raised it once, by 801 lines: a session from Python, TRL's
 rewards, the command `maestrale`, an engine's last words, threads that are measured. Models of many cards may raise it
-by 900; 163 are used: tables sharded by themselves, layers' inputs on the host, a head in float32."""
+by 900; 222 are used: tables sharded by themselves, layers' inputs on the host, a head in float32, checksums that the
+trainers add up. Calls of served models as they were trained to write them raised it by 64."""
 BUDGETS = {
     "product lines": sum(CEILINGS.values()),
     "training lines": sum(CEILINGS[room] for room in TRAINING),
-    "lines to read": 3_643,
+    "lines to read": 3_652,
     "files": 442,
     "settings": 98,
     "class names used twice": 0,

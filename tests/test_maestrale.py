@@ -77,6 +77,24 @@ def test_the_next_command_begins_as_the_user_began(monkeypatch, tmp_path, progra
     assert command_of("serve.keys") == f"{python()} -m serve.keys"
 
 
+@pytest.mark.parametrize("name", command.COMMANDS)
+def test_the_help_of_a_command_names_it_as_it_was_typed(monkeypatch, capsys, name):
+    def run_module(module: str, **_: object) -> None:
+        print(f"usage: python -m {' '.join(sys.argv[1:-1] and [module, *sys.argv[1:-1]] or [module])} [-h]\n"
+              "python -m trainer check FILE, python -m trainer.export RUN, python -m serve.keys")  # fmt: skip
+        raise SystemExit(0)
+
+    monkeypatch.setattr(command.runpy, "run_module", run_module)
+    monkeypatch.setattr(command, "called", lambda: "maestrale")
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(sys, "argv", ["maestrale", name, "--help"])
+    with pytest.raises(SystemExit):
+        command.main()
+    usage, others = capsys.readouterr().out.splitlines()
+    assert usage == f"usage: maestrale {name} [-h]"
+    assert others == "maestrale check FILE, python -m trainer.export RUN, python -m serve.keys"
+
+
 def test_files_of_the_working_folder_take_no_name_of_ours(tmp_path):
     """One that was imported before is an error."""
     for name in ("trainer.py", "shared/__init__.py"):
@@ -131,3 +149,14 @@ def test_every_command_is_run_by_the_one_place_that_knows_closed_pipes(root):
     children = {"trainer/rank_process.py", "trainer/data/generated_problems.py", "trainer/data/data_sets.py"}
     assert len(ends) > 20
     assert {str(path) for path, end in ends.items() if not end.startswith("run_command(")} == children
+
+
+def test_no_line_of_triton_or_numa_where_there_is_no_card():
+    """What vLLM's and torch's C++ say on a CPU; the log of a server shows lines of INFO."""
+    program = "import logging, shared, torch; logging.basicConfig(level=logging.INFO)\n"
+    program += "from rollout.vllm_config import prepare_environment; prepare_environment()\n"
+    program += "import vllm.triton_utils\n"
+    program += "import os; print(os.environ['TORCH_CPP_LOG_LEVEL'])\n"
+    environment = {name: value for name, value in os.environ.items() if name != "TORCH_CPP_LOG_LEVEL"}
+    ended = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert "Triton" not in ended.stderr and ended.stdout == "ERROR\n"

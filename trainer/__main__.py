@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it once, when it is imported
 # rounds in which a thread that waits for another of its process looks again before it sleeps (OpenMP reads it once):
 # few, because trainers and engines may share cores. Alone, two threads train as fast as with the 300,000 of OpenMP
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")

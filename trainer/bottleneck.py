@@ -30,8 +30,7 @@ MANY = 0.3
 
 
 def lines(rows: list[dict[str, Any]], config: Config) -> list[str]:
-    """Where the time of a run goes, and what to try. rows: of its metrics.jsonl. [] where neither steps nor phases are
-    known."""
+    """Where the time of a run goes, and what to try; [] where that is not known. rows: of its metrics.jsonl."""
     steps = [row for row in rows if row["kind"] == "train" and (row.get("time/step_s") or 0) > 0]
     began = read_phases(config.run_dir / PHASES)
     if not steps:
@@ -47,8 +46,7 @@ def lines(rows: list[dict[str, Any]], config: Config) -> list[str]:
 
 
 def part_shares(steps: list[dict[str, Any]]) -> dict[str, float]:
-    """Share of each of PARTS in the time of these steps, which sum to 1: sums over the steps, so that long steps
-    count as long as they were."""
+    """Share of each of PARTS in the time of these steps, which sum to 1; a long step counts as long as it was."""
     whole = sum(row["time/step_s"] for row in steps)
     shares = {part: sum(row.get(part) or 0.0 for row in steps) / whole for part in PARTS if part != REST}
     return {**shares, REST: max(1 - sum(shares.values()), 0.0)}

@@ -61,8 +61,7 @@ class TrainerClient(RankClient):
         return await self.call(TrainerRank.save, str(folder), version)
 
     async def saved(self) -> dict[str, Written] | None:
-        """What all ranks have written since `save`, by name; None while a file is not done, or ranks work on another
-        call, for which this one would wait."""
+        """What all ranks have written since `save`, by name; None while a file is not done, or ranks do other work."""
         if self.under_way:
             return None
         saved = [files for files in await self.call(TrainerRank.saved) if files is not None]

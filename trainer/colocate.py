@@ -151,8 +151,7 @@ def parts(trainer: TrainerMemory) -> str:
 
 
 def check_own_gpus(config: Config, shape: DecoderConfig, gpu_bytes: float, gpus: int) -> None:
-    """Raise ConfigError if a rank with GPUs of its own surely takes more than the `gpu_bytes` of each. gpus: of the
-    node."""
+    """Raise ConfigError if a rank with GPUs of its own takes more than `gpu_bytes` each. gpus: of the node."""
     width, parallel = DTYPE_BYTES[config.model.dtype], config.rollout.tensor_parallel
     readers = max(0, min(config.engine_gpus, gpus - config.placement.trainers))
     trainer = trainer_memory(config, shape, on_gpu=True, readers=readers)
@@ -203,8 +202,7 @@ def with_replicas(config: Config, shape: DecoderConfig, node_trainers: int, rank
 
 def settle(config: Config, model_dir: Path, gpus: int, one_node: bool, node_trainers: int = 0) -> Config:
     """The settings with placement.colocate, placement.replicas and rollout.cache_bytes as this launch has them: "never"
-    where each rank has a GPU of its own. gpus, node_trainers: of this node. Raises ConfigError if trainers and engines
-    fit on no way."""
+    where each rank has a GPU of its own. gpus, node_trainers: of this node. Raises ConfigError if no way fits."""
     if gpus or not one_node:
         shape = read_shape(load_config(model_dir), config.model.implementation, config.model.max_tokens)
         cards = [float(torch.cuda.get_device_properties(index).total_memory) for index in range(gpus)]

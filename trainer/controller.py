@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from rollout.client import EngineClient
 from shared.config import Config
+from shared.errors import SyncMismatch
 from shared.types import Completion
 from trainer.checkpoint.writer import Checkpointer
 from trainer.data.data_source import DataSource
@@ -28,6 +29,7 @@ from trainer.learner import Learner
 from trainer.ledger import Interrupted, Ledger
 from trainer.objectives.registry import objective_of
 from trainer.run_log import RunLogger
+from trainer.step.rank import TrainerRank
 from trainer.timing import PhaseTimer
 from verify.scorer import RewardScorer
 
@@ -106,8 +108,13 @@ class TrainingLoop:
         """Bring the trainers' weights into the running engines, prove it, and free the slots that waited for it."""
         started = time.monotonic()
         probe = self.engines.probe_due(self.probe, version)
-        published = await self.learner.trainers.publish(version, probe)
-        self.logger.last_sync = await self.engines.update(published, probe, started)
+        trainers = self.learner.trainers
+        published = await trainers.publish(version, probe)
+        try:
+            self.logger.last_sync = await self.engines.update(published, probe, started)
+        except SyncMismatch:
+            self.engines.name_ranks(await trainers.call(TrainerRank.checksum_parts))
+            raise
         if self.config.rollout.max_async_level == 0:
             await self.evaluate_if_due(version)  # synchronous: before the next wave, so that batches repeat
         self.ledger.release(version)
@@ -153,8 +160,7 @@ class TrainingLoop:
         self.engines.close()
 
     async def evaluate(self, version: int, temperature: float, alone: bool = False) -> None:
-        """Evaluate a version on the validation problems, unless an earlier launch did; training goes on meanwhile.
-        alone: it does not, and a bar shows how far the evaluation is."""
+        """Evaluate a version, unless an earlier launch did. alone: training waits, and a bar shows how far it is."""
         if self.evaluator is not None and not was_evaluated(self.config, version, temperature):
             bar = self.logger.progress.sampled if alone else None
             result = await self.evaluator.run(temperature, self.config.evaluate.samples, bar)

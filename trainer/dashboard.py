@@ -20,8 +20,7 @@ START_S = 90.0
 
 
 def open_beside(runs_dir: Path, progress: Progress) -> None:
-    """Start the dashboard of a folder of runs from the main thread, with which it ends; its address is shown as a link
-    once it has one."""
+    """Start the dashboard of a folder of runs from the main thread, with which it ends; show its link."""
     command = [sys.executable, "-m", "dashboard", str(runs_dir), f"--with-parent={os.getpid()}"]
     try:
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)

@@ -174,8 +174,7 @@ class Evaluator:
         return Sampled(problem, text, reward, completion.sampled_tokens, turns, info)
 
     async def _play(self, prompt: Prompt, seed: int, temperature: float) -> tuple[Prompt, Completion]:
-        """Sample one episode, after the prompt as its environment begins it; where that fails, the episode has no
-        tokens, and is not graded."""
+        """Sample one episode, as its environment begins it; where that fails it has no tokens and no grade."""
         completion, episodes = self.engines.episode(seed), self.episodes
         assert episodes is not None, "a problem has an environment, and nothing plays it"
         try:
@@ -243,8 +242,7 @@ def _share(answers: list[bool]) -> float | None:
 
 
 def parts_of(problems: Sequence[Sequence[Sampled]]) -> dict[str, Breakdown]:
-    """`part_of` for each language, language asked for, domain and set, where there are several. problems:
-    [problems][completions]."""
+    """`part_of` for each language, language asked for, domain and set of [problems][completions], if several."""
     breakdowns: dict[str, Breakdown] = {}
     for kind, name in PARTS.items():
         by_value: dict[str, list[Sequence[Sampled]]] = {}
@@ -338,8 +336,7 @@ def was_evaluated(config: Config, version: int, temperature: float) -> bool:
 
 
 def best_version(config: Config) -> int | None:
-    """The version whose evaluation at rollout.temperature is highest in evaluate.best, the first of equals; None
-    without any."""
+    """The first version that is highest in evaluate.best at rollout.temperature; None without any."""
     records = at_temperature(read_evaluations(config.run_dir), config.rollout.temperature)
     scores = {record.version: getattr(record.evaluation, config.evaluate.best) for record in records}
     known = {version: score for version, score in scores.items() if score is not None}

@@ -1,7 +1,5 @@
 """A checkpoint as a Hugging Face folder, without any rank: `python -m trainer.export runs/NAME [STEP]`.
-
-One tensor is in memory at a time.
-"""
+One tensor is in memory at a time."""
 
 from __future__ import annotations
 
@@ -94,8 +92,7 @@ async def export_last(config: Config, trainers: TrainerClient, version: int) -> 
 
 
 def export_best(config: Config, model_dir: Path, last: int, progress: Progress) -> None:
-    """Export the version with the best evaluation, and link run_dir/best (and best-adapter) to it; a missing checkpoint
-    is a warning."""
+    """Export the best evaluated version, and link run_dir/best (best-adapter) to it; warn of a missing checkpoint."""
     if (best := best_version(config)) is None:
         return
     try:
@@ -149,7 +146,7 @@ def main(arguments: list[str]) -> int:
         return 0 if "--help" in arguments else 2
     run_dir = Path(arguments[0])
     try:
-        config = settings_file.load(run_dir / "config.toml")
+        config = settings_file.load_run(run_dir)
         config = config.model_copy(update={"name": run_dir.name, "runs_dir": str(run_dir.parent)})
         version = _version(run_dir, arguments[1:], progress)
         model_dir = hf.resolve(config.locate(config.model.path))

@@ -39,8 +39,7 @@ REPAIR = (
 
 
 def check_alive(learned: Learned, config: Config, vocabulary: int, step: int, age: int) -> None:
-    """Raise TrainingDied if what batch `step` did shows that the weights are ruined. age: of its oldest token, in
-    versions."""
+    """Raise TrainingDied if batch `step` shows that the weights are ruined. age: of its oldest token."""
     sums, tokens = learned.sums.sums, max(learned.sums.sums["tokens"], 1.0)
     if learned.stepped.grad_norm == 0 and objective_of(config).gradient_follows_advantages:
         free = signal_tokens(learned) - sums["clipped_low"] - sums["clipped_high"] - sums["masked"]

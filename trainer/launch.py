@@ -16,9 +16,10 @@ from shared.chat import Chat
 from shared.config import Config
 from shared.errors import ConfigError, RankLost, RunError
 from shared.launch import deaths
+from shared.launch.addresses import reachable_address
 from shared.launch.ranks import Role
 from shared.launch.rpc import Hub
-from shared.launch.sockets import reachable_address, refused
+from shared.launch.sockets import refused
 from shared.launch.watchdog import PulseKeeper
 from shared.model import adapter_folder
 from shared.progress import Progress
@@ -71,7 +72,7 @@ class Launch:
         ACCEPT_CHANGES may be among them. given: the settings before they were settled, which the run keeps."""
         self.config, self.sources, self.role, self.progress, self.given = config, sources, role, progress, given
         self.arguments = arguments
-        self.keeper = PulseKeeper(role, reachable_address(role), config.deadlines.heartbeat_s)
+        self.keeper = PulseKeeper(role, reachable_address(role.one_node, role.master), config.deadlines.heartbeat_s)
         self.hub = Hub(role)
         first_engine = 1 + config.placement.trainers
         self.trainers = TrainerClient(self.hub, range(1, first_engine), config)

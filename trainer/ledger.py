@@ -187,8 +187,7 @@ class Ledger:
     # ---- completion ------------------------------------------------------------------------------------------
 
     def receive(self, completion: Completion) -> None:
-        """A completion ended (not yet scored), or a turn of its episode did. Raises RunError if it is not awaited, so
-        that nothing is trained twice."""
+        """A completion or a turn of its episode has ended (not yet scored). Raises RunError if it is not awaited."""
         group = self.groups.get(completion.group)
         if group is None or group.completions[completion.index].finish_reason is not None:
             raise RunError(f"completion {completion.index} of group {completion.group} arrived twice or unasked")

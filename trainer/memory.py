@@ -146,16 +146,14 @@ def input_bytes(decoder: DecoderConfig, tokens: int, width: int, recomputed: int
 
 def activation_bytes(decoder: DecoderConfig, tokens: int, width: int, again: Recomputation = WHOLE) -> int:
     """Bytes kept of a micro-batch of `tokens` on its device: the inputs of the layers that are computed again, unless
-    they are on the host, and all that the others keep. At least one layer is there in full: while it is computed
-    again, with its input."""
+    they are on the host, and all that the others keep: at least one, while it is computed again, with its input."""
     whole = max(decoder.layers - again.layers, 1)
     inputs = input_bytes(decoder, tokens, width, min(again.layers, 1) if again.inputs_on_host else again.layers)
     return tokens * whole * layer_activation_bytes(decoder, width) + inputs
 
 
 def merged_bytes(decoder: DecoderConfig, width: int) -> int:
-    """Bytes of a layer's weights with its adapters merged: in float32, then in the compute type. They are there for one
-    layer at a time (shared/model/lora.py)."""
+    """Bytes of a layer's weights with its adapters merged: in float32, then in the compute type."""
     return (4 + width) * decoder.layer_parameters
 
 
@@ -195,8 +193,7 @@ def weight_bytes(parameters: int, width: int, tensor_parallel: int) -> float:
 
 
 def cache_bytes_per_token(decoder: DecoderConfig, width: int, tensor_parallel: int) -> float:
-    """Bytes of a token's keys and values of all layers on each GPU of an engine: split by key heads, of which GPUs
-    beyond their number hold copies."""
+    """Bytes of a token's keys and values on each GPU of an engine: split by key heads, or copied."""
     return decoder.cached_values * width / min(tensor_parallel, decoder.key_heads)
 
 

@@ -5,7 +5,7 @@ Reads metrics.jsonl of a run folder and writes plot.png beside it. The dashboard
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from shared.atomic_write import beside
 from shared.errors import DataError
-from shared.metrics import kind_of, read_rows, series
+from shared.metrics import METRICS, kind_of, read_rows, series
 
 BLUE, ORANGE, GREEN, RED, GREY = "#2f6db5", "#d9742b", "#3a9a5b", "#b04a5a", "#8a8f98"
 STYLE: Any = {
@@ -52,6 +52,13 @@ def figure(path: Path, title: str, rows: int, columns: int, size: tuple[float, f
             pyplot.close(made)
 
 
+def bound_shares(axis: Any, metrics: Sequence[str]) -> None:
+    """Let an axis that shows shares alone end at 0 and at 1."""
+    if all(name in METRICS and METRICS[name].unit == "share" for name in metrics):
+        low, high = axis.get_ylim()
+        axis.set_ylim(max(low, 0), min(high, 1))
+
+
 def write_plot(run_dir: Path) -> Path:
     """Draw plot.png into the run folder. Raises DataError while there is no training step to show."""
     rows = read_rows(run_dir / "metrics.jsonl")
@@ -70,4 +77,5 @@ def write_plot(run_dir: Path) -> Path:
             if axis.get_legend_handles_labels()[0]:
                 axis.legend(loc="best")
             axis.locator_params(axis="x", integer=True)
+            bound_shares(axis, metrics)
     return path

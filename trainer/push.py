@@ -54,7 +54,7 @@ def write_card(folder: Path, name: str = "") -> str:
     if (card := read_card(folder)) is None:
         raise ConfigError(f"{folder} is no export of a run: give runs/NAME/best, latest, latest-adapter or hf/step_N")
     if not path.is_file():
-        config = settings_file.load(folder.parent.parent / "config.toml")
+        config = settings_file.load_run(folder.parent.parent)
         config = config.model_copy(update={"name": card.run, "runs_dir": str(folder.parent.parent.parent)})
         write_whole(path, card_text(config, card, (folder / CONFIG).is_file(), name or "OWNER/NAME"))
     return path.read_text(encoding="utf-8")

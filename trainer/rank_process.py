@@ -1,7 +1,6 @@
 """What each rank of a launch runs: `python -m trainer.rank_process SETTINGS.toml [options]`, started by its parent.
 
-The parent (shared/launch/node.py) says by environment variables which rank it is. Rank 0 reads the settings once and
-hands them to the others.
+The parent (shared/launch/node.py) says by variables which rank it is. Rank 0 reads the settings for all.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from shared.launch.ranks import (
     join_meeting,
     join_node,
     kind_of,
+    one_node,
     open_meeting,
     open_store,
     rank_name,
@@ -64,8 +64,8 @@ def main(path: str, *overrides: str) -> int:
         node = join_node()
         file = RankFile(node.path / f"rank{rank}")
         watchdog.keep_phases(file)
+        raise_open_files()
         if rank == 0:
-            raise_open_files()
             return run_controller(path, list(overrides), node, file)
         meeting = join_meeting(node)
     except MaestraleError as error:
@@ -121,6 +121,8 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder, file: Ra
         watchdog.open_stacks(config.run_dir / "stacks", "rank0")
         if lock.silent:
             progress.warning(f"{lock.silent}. {deaths.again(config.run_dir)}")
+        if not lock.alone:
+            progress.warning(f"the file system of {config.run_dir} has no locks: start no second launch in this folder")
         start_followers(config, overrides, progress)
         prepare(config, progress)
         sources = gather_sources(config)
@@ -146,11 +148,12 @@ def run_controller(path: str, overrides: list[str], node: LaunchFolder, file: Ra
         code = _failed(error, progress, launch)
     finally:
         if not invited:
-            open_store(node).set("settings", "")
+            if one_node():
+                open_store(node).set("settings", "")
             with suppress(ConfigError):  # it may be the reason
                 invite(None)
         if lock is not None:
-            lock.close(f"exit code {code}")
+            lock.close(f"exit code {code}", progress.last_error)
         progress.close()
         for folder in (meeting or node, node):
             folder.leave()

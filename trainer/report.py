@@ -23,7 +23,7 @@ from rich.table import Table
 
 from shared import clean_text, settings_file
 from shared.config import Config
-from shared.errors import DataError, InputError, command_of, run_command
+from shared.errors import DataError, InputError, as_typed, command_of, run_command
 from shared.json_reader import decode_json
 from shared.metrics import read_rows, series
 from shared.progress import Progress
@@ -40,7 +40,7 @@ from trainer.evaluation import (
 )
 from trainer.memory import size
 from trainer.plot import write_plot
-from trainer.run_lock import LockHolder
+from trainer.run_lock import LockHolder, failure
 
 SAMPLES, SAMPLE_CHARACTERS = 3, 700
 SPEED = (
@@ -82,7 +82,11 @@ def show(config: Config, progress: Progress, whole: bool = False) -> None:
             progress.note(f"{name} model: {exports} (Hugging Face folder: safetensors, tokenizer, config)")
         if (adapter := run_dir / f"{name}-adapter").exists():
             progress.note(f"{name} adapter: {adapter} (PEFT folder; merged into the {name} model)")
-    progress.note(f"next: {next_command(config)}")
+    failed = failure(run_dir)
+    if failed:
+        progress.error(failed)
+    again = f"{command_of('trainer')} {run_dir / 'config.toml'}     (once the cause is repaired)"
+    progress.note(f"next: {again if failed else next_command(config)}")
     if (run_dir / "latest").exists():
         progress.note(f"serve: {command_of('serve')} --model {run_dir / 'latest'}")
     if (adapter := run_dir / "latest-adapter").exists():
@@ -230,16 +234,17 @@ def main(arguments: list[str]) -> int:
     progress, whole = Progress(), "--samples" in arguments
     arguments = [argument for argument in arguments if argument != "--samples"]
     if len(arguments) != 1 or arguments[0].startswith("-"):
-        sys.stderr.write(
+        asked = arguments in (["--help"], ["-h"])
+        (sys.stdout if asked else sys.stderr).write(as_typed(
             "usage: python -m trainer.report RUN_FOLDER [--samples]\n\nWhat a run did, how fast it was, what to try. "
             "--samples: all completions that the last evaluation kept, in full\n"
-        )
-        return 0 if arguments in (["--help"], ["-h"]) else 2
+        ))  # fmt: skip
+        return 0 if asked else 2
     run_dir = Path(arguments[0])
     try:
-        config = settings_file.load(run_dir / "config.toml")
+        config = settings_file.load_run(run_dir)
     except InputError as error:
-        progress.error(str(error))
+        progress.error(failure(run_dir) or str(error))  # it may have failed before its settings were written
         return error.exit_code
     here = run_dir.resolve()  # a folder that was moved is shown from where it is now
     show(config.model_copy(update={"name": here.name, "runs_dir": os.path.relpath(here.parent)}), progress, whole)

@@ -15,9 +15,13 @@ from pathlib import Path
 
 import msgspec
 
-from shared.atomic_write import cannot_write, claim
+from shared.atomic_write import cannot_write, claim, take_lock
 from shared.errors import ConfigError
 from shared.json_reader import decode_json
+
+MOST_TEXT = 2000
+WELL = [f"exit code {code}" for code in (0, 129, 130, 143)]
+"""of a launch that did all its steps, or was stopped by a signal"""
 
 
 class LockHolder(msgspec.Struct):
@@ -30,6 +34,18 @@ class LockHolder(msgspec.Struct):
     """how it ended; "" while it runs"""
     until: float = 0.0
     """Unix time of its end, in s"""
+    error: str = ""
+    """the last error that it printed, at most MOST_TEXT characters of it"""
+
+    @property
+    def silent(self) -> str:
+        """What is known of a launch that ended without recording it; "" of any other."""
+        if self.ended:
+            return ""
+        return (
+            f"the launch before (controller pid {self.pid} on {self.host}, since {self.since}) ended without a "
+            "word: its launcher (torchrun, python -m trainer), its controller or the machine was killed"
+        )
 
 
 def forget_refused(run_dir: Path, *others: str) -> None:
@@ -40,8 +56,21 @@ def forget_refused(run_dir: Path, *others: str) -> None:
             shutil.rmtree(run_dir)
 
 
+def failure(run_dir: Path) -> str:
+    """How the last launch in a folder failed, with its last error; "" where it goes on, ended well or was stopped."""
+    try:
+        with (run_dir / "lock").open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # else it goes on
+            last = decode_json(file.read(), LockHolder)
+    except (OSError, msgspec.DecodeError):
+        return ""
+    known = last.silent or f"the last launch failed ({last.ended}): {last.error}".rstrip(": ")
+    return "" if last.ended in WELL else known
+
+
 class RunLock:
-    """Holds a run folder's lock until `close`. `silent`: text about a launch before that ended unrecorded, or ""."""
+    """Holds a run folder's lock until `close`. `silent`: text about a launch before that ended unrecorded, or "".
+    `alone`: whether the lock keeps other launches out; the file system may have none."""
 
     def __init__(self, run_dir: Path):
         """Take the lock. Raises ConfigError if another launch has it, or if the folder cannot be written."""
@@ -51,28 +80,18 @@ class RunLock:
         except OSError as error:
             raise ConfigError(f"runs_dir: {cannot_write(run_dir / 'lock', error)}") from error
         try:
-            fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.alone = take_lock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self.file.close()
             raise ConfigError(
                 f"{run_dir} is in use by another launch: stop it, or give this one another name (--name=...)"
             ) from error
-        self.silent = self._story()
+        self.file.seek(0)
+        self.silent = ""
+        with suppress(msgspec.DecodeError):  # empty: the first launch
+            self.silent = decode_json(self.file.read(), LockHolder).silent
         self.launch = LockHolder(os.getpid(), os.uname().nodename, time.strftime("%Y-%m-%d %H:%M:%S"))
         self._write()
-
-    def _story(self) -> str:
-        self.file.seek(0)
-        try:
-            before = decode_json(self.file.read(), LockHolder)
-        except msgspec.DecodeError:
-            return ""  # empty: the first launch
-        if before.ended:
-            return ""
-        return (
-            f"the launch before (controller pid {before.pid} on {before.host}, since {before.since}) ended without a "
-            "word: its launcher (torchrun, python -m trainer), its controller or the machine was killed"
-        )
 
     def _write(self) -> None:
         self.file.seek(0)
@@ -80,9 +99,9 @@ class RunLock:
         self.file.write(msgspec.json.encode(self.launch))
         self.file.flush()
 
-    def close(self, ended: str) -> None:
-        """Write how this launch ended, and release the lock."""
-        self.launch.ended, self.launch.until = ended, time.time()
+    def close(self, ended: str, error: str = "") -> None:
+        """Write how this launch ended and its last error, and release the lock."""
+        self.launch.ended, self.launch.until, self.launch.error = ended, time.time(), error[:MOST_TEXT]
         for last in (self._write, self.file.close):
             with suppress(OSError):  # a disk that fails has been reported
                 last()

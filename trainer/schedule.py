@@ -1,7 +1,4 @@
-"""The learning rate of every optimiser step.
-
-No torch.
-"""
+"""The learning rate of every optimiser step. No torch."""
 
 from __future__ import annotations
 
@@ -12,11 +9,9 @@ def warm_and_decay(step: int, steps: int, peak: float, warmup_steps: int, min_lr
     """Learning rate of step `step` (0-based) of `steps`: linear up to `peak`, then linear down to min_lr_ratio * peak.
 
         step < warmup_steps    peak * (step + 1) / warmup_steps
-        else                   peak * (1 - (1 - min_lr_ratio) * (step - w) / (steps - 1 - w))      w = warmup_steps, at
-        most 1
+        else                   peak * (1 - (1 - min_lr_ratio) * (step - w) / (steps - 1 - w))      w = warmup_steps
 
-    The last step has min_lr_ratio * peak, the first after the warm-up has the peak; steps beyond the last keep the last
-    rate.
+    The last step has min_lr_ratio * peak, the first after the warm-up the peak; later steps keep the last rate.
     """
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps

@@ -10,10 +10,9 @@ or a loop of one's own, here with a settings file:
         await session.step(groups)
         await session.publish()
 
-One engine, the verifiers and one trainer rank. They are those of a launch (`EngineRank`, `TrainerRank`), called by the
-same clients; data, SFT, steps, updates, evaluations and checkpoints are those of a launch too, so that weights are
-proved in the same way, and the run's folder can be read by report and dashboard. What only a launch does is refused
-(`LAUNCH_ONLY`). Not run on a GPU yet.
+One engine, the verifiers and one trainer rank, as those of a launch (`EngineRank`, `TrainerRank`), called by the same
+clients; data, SFT, steps, updates, proofs, evaluations, checkpoints and the run's folder are a launch's too. What
+only a launch does is refused (`LAUNCH_ONLY`). Not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -159,7 +158,7 @@ class Session:
         if not run_dir.exists():
             stack.push(lambda kind, *_: forget_refused(run_dir, PHASES) if _was_refused(kind) else None)
         lock = RunLock(run_dir)
-        stack.push(lambda kind, *_: lock.close(f"exit code {int(kind is not None)}"))
+        stack.push(lambda kind, error, _: lock.close(f"exit code {int(kind is not None)}", str(error or "")))
         written = self._write_rows()
         stack.push(lambda kind, *_: _remove(written) if _was_refused(kind) else None)
         progress.keep_phases(run_dir / PHASES)
@@ -264,9 +263,8 @@ class Session:
         return groups
 
     async def step(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Take one step of the objective on complete groups, whose rewards you may have replaced. Returns its metrics,
-        which are in metrics.jsonl too; saves every checkpoint.every steps. Raises what a launch raises; RunError where
-        the last step is not published."""
+        """Take one step of the objective on complete groups, whose rewards you may have replaced. Returns its metrics;
+        saves every checkpoint.every steps. Raises what a launch raises; RunError where the last is not published."""
         loop, batch = self.loop, list(groups)
         if not batch or self.published < self.version:
             missing = "publish" if batch else "groups"
@@ -285,9 +283,8 @@ class Session:
         return row
 
     async def publish(self) -> None:
-        """Bring the weights of the last step into the running engine, and prove it; completions under way go on. To be
-        called after each step; evaluates every evaluate.every steps. Raises SyncMismatch where the engine does not
-        hold them."""
+        """Bring the weights of the last step into the running engine, and prove it; completions under way go on. Call
+        it after each step; evaluates every evaluate.every steps. Raises SyncMismatch for other weights."""
         if self.published < self.version:
             await self.solver.engine.guarded(self.loop.publish(self.version))
             self.published = self.version

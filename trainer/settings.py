@@ -10,8 +10,7 @@ from shared.config import Config
 
 
 def load(path: str, overrides: list[str]) -> Config:
-    """Return the settings of a file, with options as overrides. Raises ConfigError, also for a reward that is not
-    known, before anything starts."""
+    """The settings of a file, with options as overrides. Raises ConfigError, also for an unknown reward."""
     from trainer.data.sources import missing_settings
     from trainer.objectives.registry import complaints
     from trainer.trackers import not_installed

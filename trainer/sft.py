@@ -153,8 +153,7 @@ def read_demonstrations(
 
 
 def encode_turns(chat: Chat, messages: list[Any], where: str, texts: WrittenTexts | None = None) -> Demonstration:
-    """The tokens of a conversation as an episode has them, turns of the assistant imitated. texts: counts what in them
-    is read otherwise. Raises DataError."""
+    """The tokens of a conversation as of an episode, the assistant's imitated. texts: counts. Raises DataError."""
     texts = texts or WrittenTexts(chat)
     ids, mask, between = list[int](), b"", list[tuple[str, str]]()
     for number, message in enumerate(messages):

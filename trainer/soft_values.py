@@ -80,8 +80,7 @@ def settings_of(config: Config) -> dict[str, Any]:
 def soft_value(rewards: Sequence[float], beta: float, log_weights: Sequence[float] = ()) -> float:
     """beta log (sum w exp(r / beta) / sum w) of one prompt's rewards, without overflow. log_weights: log ref / mu of
     each completion where another policy sampled them (the mean under ref by self-normalised importance sampling); none
-    where ref did, and then rewards of 0 and 1, p of them 1, give beta log(1 - p + p exp(1 / beta)). Raises NonFinite
-    for a number that is not finite."""
+    where ref did, and then rewards of 0 and 1, p of them 1, give beta log(1 - p + p e^(1 / beta)). Raises NonFinite."""
     weights = log_weights or [0.0] * len(rewards)
     if not all(map(math.isfinite, (*rewards, *weights))):
         raise NonFinite(f"a reward is not a finite number: {list(rewards)}")

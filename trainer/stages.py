@@ -114,8 +114,7 @@ class Stages:
         return ""
 
     def next(self, version: int, next_index: int, trained: int) -> str:
-        """Enter the next stage at this policy version, draw and number of trained groups; returns one line for people
-        about the change."""
+        """Enter the next stage at this version, draw and number of trained groups; returns a line about the change."""
         state, before = self.state, self.stage.name
         reason = state.ended_by or f"step {version}"
         state.number += 1

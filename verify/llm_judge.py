@@ -229,17 +229,18 @@ class Endpoint:
 
     async def _model_score(self, case: Case, shows_answer: bool) -> float:
         """Return the score of a reward model. Raises one of FAILURES for a reply without a number."""
-        url, problem, response = self.endpoint.url, case.problem, case.response[:MAX_SOLUTION_CHARACTERS]
+        problem, response = case.problem, case.response[:MAX_SOLUTION_CHARACTERS]
         if self.judge.api == "http":
-            body: dict[str, Any] = {"problem": problem.text, "response": response}
-            body["answer"] = problem.answer if shows_answer else ""
-            value = _number(parse_json(await self.endpoint.request("POST", url, body))["score"])
+            answer = problem.answer if shows_answer else ""
+            body: dict[str, Any] = {"problem": problem.text, "response": response, "answer": answer}
+            value = _number(parse_json(await self.endpoint.request("POST", self.judge.url, body))["score"])
             if not 0 <= value <= 1:
                 raise ValueError(f"a score of {value:g}, not from 0 to 1")
             return value
         messages = [{"role": "user", "content": problem.text}, {"role": "assistant", "content": response}]
         body = {"model": self.judge.model, "messages": messages}
-        reply = parse_json(await self.endpoint.request("POST", f"{url.removesuffix('/v1')}/pooling", body))
+        address = f"{self.endpoint.url.removesuffix('/v1')}/pooling"
+        reply = parse_json(await self.endpoint.request("POST", address, body))
         values = reply["data"][0]["data"]
         while isinstance(values, list):
             values = values[-1]

@@ -100,7 +100,7 @@ export class Chart {
       cursor: { drag: { x: true, y: false, setScale: !this.onzoom }, focus: { prox: 24 }, points: { size: 6 } },
       focus: { alpha: 0.35 },
       scales: { x: { time: false, range: (u, low, high) => (low === high ? [low - 0.5, high + 0.5] : [low, high]) },
-                y: { range: (u, low, high) => spread(low - reach, bound === null ? high + reach : Math.max(high, bound)) } },
+                y: { range: (u, low, high) => spread(low - reach, bound === null ? high + reach : Math.max(high, bound), this.unit) } },
       series: [{ label }, ...series],
       axes: [{ ...axis, size: 24, values: (u, marks) => marks.map((mark) => short(mark)) },
              { ...axis, size: 52, values: (u, marks) => marks.map((mark) => marked(mark, marks[1] - marks[0], this.unit)) }],
@@ -131,7 +131,7 @@ export class Chart {
     }
     this.#lines.forEach((line, place) => line.half?.forEach((half, row) => {
       if (!half || line.y[row] === null) return;
-      const [x, low, high] = [plot.valToPos(line.x[row], "x", true), plot.valToPos(line.y[row] - half, "y", true), plot.valToPos(line.y[row] + half, "y", true)];
+      const [x, low, high] = [plot.valToPos(line.x[row], "x", true), ...[-half, half].map((more) => plot.valToPos(within(line.y[row] + more, this.unit), "y", true))];
       ctx.strokeStyle = colour(line.place ?? place);
       ctx.globalAlpha = 0.6;
       ctx.beginPath(), ctx.moveTo(x, low), ctx.lineTo(x, high), ctx.stroke();
@@ -173,9 +173,12 @@ function marked(mark, step, unit) {
   return unit === "bytes" || Math.abs(mark) >= 1e4 || digits === undefined ? short(mark, unit) : mark.toFixed(digits);
 }
 
+/** A value that is shown: of shares none is below 0 or above 1. */
+const within = (value, unit) => (unit === "share" ? Math.min(Math.max(value, 0), 1) : value);
+
 /** A range of values with a little room. */
-function spread(low, high) {
+export function spread(low, high, unit) {
   if (low === null || high === null) return [0, 1];
   const room = (high - low || Math.abs(high) || 1) * 0.08;
-  return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
+  return [within(low >= 0 && low - room < 0 ? 0 : low - room, unit), within(high + room, unit)];
 }

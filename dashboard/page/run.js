@@ -120,6 +120,16 @@ export class RunView {
       });
       return items.length ? [make("section", {}, make("h2", {}, subject), make("div", { class: "charts" }, ...items))] : [];
     }));
+    this.#fillAll(this.#charts);
+  }
+
+  /** Fill the charts that nobody has scrolled to, one after another: a print or a picture of the page has them all. */
+  async #fillAll(items) {
+    for (const item of items) {
+      await new Promise((resolve) => setTimeout(resolve));
+      if (items !== this.#charts) return;
+      if (item.stale) await this.#fill(item);
+    }
   }
 
   #renew(item) {

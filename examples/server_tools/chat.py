@@ -17,6 +17,7 @@ import httpx
 
 from environments.environment import find, made
 from environments.tools import ToolEnvironment
+from shared.chat_endpoint import api_address
 from shared.clean_text import clean
 from shared.errors import ConfigError, InputError, ModelError, print_error, run_command
 from shared.sections import RewardWeights
@@ -81,7 +82,7 @@ async def ask(given: argparse.Namespace) -> int:
     try:
         environment = tools_of(given.environment, given.options)
         headers = {"Authorization": f"Bearer {given.api_key}"}
-        async with httpx.AsyncClient(base_url=given.url, headers=headers, timeout=ANSWER_S) as server:
+        async with httpx.AsyncClient(base_url=api_address(given.url), headers=headers, timeout=ANSWER_S) as server:
             messages = await chat(server, environment, given.question, turns=given.turns, model=given.model)
     except InputError as error:
         return print_error(error)

@@ -19,7 +19,7 @@ from lab.ablate.runs import AblationRun
 from shared.atomic_write import write_whole
 from shared.metrics import METRICS
 from shared.progress import duration
-from trainer.plot import figure
+from trainer.plot import bound_shares, figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -275,6 +275,7 @@ def _draw(
         )  # fmt: skip
         axis.fill_between(steps, low, high, color=color, alpha=0.13, linewidth=0)
     axis.set_xlim(left=0)
+    bound_shares(axis, [panel.metric])
     axis.set_xlabel("optimiser step")
     axis.locator_params(axis="x", integer=True)
     axis.legend(loc="best", fontsize=8)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,7 +65,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def prepare(options: argparse.Namespace) -> Survey:
     """Read the run and find its plane. Raises MaestraleError."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it once, when it is imported
     sys.stderr.write(f"loading torch, then the weights that {options.run_dir} keeps\n")
     from lab.analyse.plane import find_plane
     from lab.analyse.snapshots import find_snapshots
@@ -75,7 +73,7 @@ def prepare(options: argparse.Namespace) -> Survey:
 
     prepare_environment()  # before torch computes anything: its threads would not survive the engine's fork
     run_dir = options.run_dir.resolve()
-    config = settings_file.load(run_dir / "config.toml")
+    config = settings_file.load_run(options.run_dir)
     config = config.model_copy(update={"name": run_dir.name, "runs_dir": str(run_dir.parent)})
     if config.lora.rank:
         raise ConfigError(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rollout.weights.checksum import Columns
 from rollout.weights.layout import ALIGNMENT_BYTES, BUFFERS, Layout, Slice, align, merge_ranges, piece_start
 from rollout.weights.sender import WeightSender
 from rollout.weights.shm import export_handle
@@ -103,6 +104,10 @@ class DeviceWeightSender(WeightSender):
     def finish_writes(self) -> None:
         """Wait for the copies; kernels of other processes may read as soon as this returns."""
         torch.cuda.current_stream(self.device).synchronize()
+
+    def columns(self, version: int) -> dict[str, Columns]:
+        """None: engines on GPUs keep nothing packed."""
+        return {}
 
     def outgoing(self, buffer: int) -> list[torch.Tensor]:
         """Byte ranges of this rank's buffer."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace as replace_fields
 
 from rollout.weights.checksum import MODULUS, Columns, add_parts
 from rollout.weights.layout import Layout
@@ -47,14 +48,14 @@ class PublishedWeights(msgspec.Struct):
     bytes: int
     seconds: float
     checksums: dict[str, int] = {}
-    """tensor -> this rank's part of the checksum (parts of all ranks add up modulo 2**64)"""
+    """tensor -> checksum, added up over the ranks modulo 2**64 (rank 0 of the trainers only; or each rank's part)"""
     columns: dict[str, Columns] = {}
-    """matrix -> those columns of this rank's rows that this version compares where an engine keeps it packed"""
+    """matrix -> those columns of this rank's rows that this version compares where an engine keeps it packed (CPU)"""
     probe: list[list[float]] = []
     """[sequences][tokens - 1] log-probs of the probe sequences under these weights (rank 0 of the trainers only)"""
 
     def add_checksums(self, sender: WeightSender) -> None:
-        """Compute the checksums from this rank's master weights, of which the sender wrote this version last."""
+        """Compute this rank's parts from its master weights, of which the sender wrote this version last."""
         self.checksums, self.columns = sender.checksums(), sender.columns(self.version)
 
     @property
@@ -152,6 +153,13 @@ def _by_reading(weights: WeightsHeld, whole: dict[str, int], columns: dict[str, 
     return checksums
 
 
+def _received(weights: WeightsHeld) -> dict[str, int]:
+    """The checksums of what was read back, under the names of `_by_reading`."""
+    return weights.checksums | {
+        name + AS_HEAD if name in weights.checksums else name: value for name, value in weights.columns.items()
+    }
+
+
 def compare_held(
     published: Sequence[PublishedWeights], weights: WeightsHeld, engine: int, before: Sequence[PublishedWeights] = ()
 ) -> None:
@@ -171,9 +179,7 @@ def compare_held(
 
     ranks = range(len(published))
     truth = expected(set())
-    received = weights.checksums | {
-        name + AS_HEAD if name in weights.checksums else name: value for name, value in weights.columns.items()
-    }
+    received = _received(weights)
     if truth == received:
         return
     if not before:
@@ -300,6 +306,8 @@ class WeightProof:
         """(engine, probe sequence) -> when it was scored last"""
         self.differences: list[LogprobDifference] = []
         """[engines] of the update after which the probe was scored last"""
+        self.unlike: tuple[list[PublishedWeights], WeightsHeld, int] | None = None
+        """what was published, and what the engine holds that differs from it"""
 
     def due(self, probe: list[list[int]], version: int) -> list[list[int]]:
         """The sequences to score after the update to `version`: those never scored, and those whose turn it is."""
@@ -318,9 +326,13 @@ class WeightProof:
         Raises SyncMismatch naming the engine and the version, the tensors or the tokens that differ.
         """
         version = published[0].version
+        whole = add_parts(part.checksums for part in published)
+        columns = add_parts({name: one.checksum for name, one in part.columns.items()} for part in published)
         for engine, updated in enumerate(updates):
             compare_version(engine, version, updated.version)
-            compare_held(published, updated.held, engine, self.before)
+            if _by_reading(updated.held, whole, columns) != _received(updated.held):
+                self.unlike = published, updated.held, engine
+                compare_held(published, updated.held, engine, self.before)
         self.before = published
         differences = []
         for engine, updated in enumerate(updates):
@@ -331,6 +343,16 @@ class WeightProof:
         if probe or not self.differences:
             self.differences = differences
         return self.differences
+
+    def name_ranks(self, parts: Sequence[Sequence[dict[str, int]]]) -> None:
+        """Raise what `check` raised of an engine's tensors once more, naming the trainer rank with old rows where one
+        has some. parts: of each rank, its parts of the checksums before this version and in it."""
+        if self.unlike is None or not self.before or any(len(versions) < 2 for versions in parts):
+            return
+        published, held, engine = self.unlike
+        before = [replace_fields(part, checksums=old) for part, (old, _) in zip(self.before, parts, strict=True)]
+        now = [replace_fields(part, checksums=new) for part, (_, new) in zip(published, parts, strict=True)]
+        compare_held(now, held, engine, before)
 
     def compare_moves(
         self, published: PublishedWeights, rows: list[list[float]], engine: int, probe: Sequence[Sequence[int]]

@@ -1,7 +1,6 @@
 """A queue for many small items, which arrive one by one and are taken all at once.
 
-A task that waits for each of a thousand messages a second spends its time on waking up; one that takes what has
-gathered meanwhile wakes once.
+A task that takes what has gathered meanwhile wakes once, not for each of a thousand messages a second.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Says how a process ended, why that may be, and what to do about it.
 
-Kills by the kernel's out-of-memory killer are known from the kernel's own counters, which are compared with those of
-the launch's start.
+Kills by the out-of-memory killer are known from the kernel's counters, compared with those of the launch's start.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
 """The private folder of a launch: what its processes share, and what no other user may read, change or connect to.
 
-Every node has one in its folder of temporary files. It is the TMPDIR of the node's ranks, so that temporary files of
-them and their engines lie in it. The ranks of a launch meet in a key-value store in a file: on one node in this
-folder, beside their sockets; on several nodes in a second private folder inside the run's folder, which all nodes see.
-
-Each process that uses a folder holds a shared lock on it. The last one to leave removes it, and the next launch removes
-what a killed one has left.
+Every node has one in its folder of temporary files: the TMPDIR of the node's ranks and engines. The ranks of a launch
+meet in a key-value store: on one node a file in this folder, beside their sockets. On several nodes rank 0 holds it,
+and says where in a second private folder inside the run's folder, which all nodes see. A process that uses a folder has
+a shared lock on it. The last one to leave removes it, and the next launch removes what a killed one has left.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from shared.atomic_write import take_lock
 from shared.errors import ConfigError
 
 PREFIX = "maestrale."
@@ -55,7 +54,7 @@ def make(parent: Path, name: str = "meeting") -> LaunchFolder:
     sweep(parent)
     path = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{name}.", dir=parent))
     lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(lock, fcntl.LOCK_SH)
+    take_lock(lock, fcntl.LOCK_SH)
     if not os.fstat(lock).st_nlink:  # another launch has swept it before it was locked
         os.close(lock)
         return make(parent, name)
@@ -68,7 +67,7 @@ def enter(path: Path) -> LaunchFolder:
     if why := _open_to_others(path):
         raise ConfigError(f"{path} should be the private folder of this launch, but {why}: remove it and start again")
     lock = os.open(path / LOCK, os.O_RDWR | os.O_CLOEXEC)
-    fcntl.flock(lock, fcntl.LOCK_SH)
+    take_lock(lock, fcntl.LOCK_SH)
     if not os.fstat(lock).st_nlink:
         os.close(lock)
         raise FileNotFoundError(path)

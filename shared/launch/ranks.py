@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from shared.config import Config
 from shared.errors import ConfigError
 from shared.launch import launch_folder
+from shared.launch.addresses import reachable_address
 from shared.launch.deaths import REPORTS, deaths_file
 from shared.launch.launch_folder import LaunchFolder
 
@@ -123,8 +124,7 @@ def shares_gpus(config: Config, gpus: int) -> bool:
 
 
 def gpus_of(rank: int, node: range, config: Config, gpus: int) -> range:
-    """Indices of a rank's GPUs on its node, which has `gpus` and the ranks `node`; beyond `gpus` if these are too
-    few."""
+    """Indices of a rank's GPUs on its node, which has the ranks `node`; beyond `gpus` where there are too few."""
     trainers, parallel = config.placement.trainers, config.rollout.tensor_parallel
     need = {"controller": 0, "trainer": 1, "engine": parallel}
     kind = kind_of(rank, trainers)
@@ -148,8 +148,7 @@ class Nodes:
     port: int = 29500
 
     def ranks(self, config: Config) -> range:
-        """Return the ranks of this node. Raises ConfigError if there are more nodes than ranks
-        can use."""
+        """Return the ranks of this node. Raises ConfigError for more nodes than ranks can use."""
         needs = [0] + [1] * config.placement.trainers + [config.rollout.tensor_parallel] * config.placement.engines
         gpus = -(-sum(needs) // self.count)
         nodes = [sum(needs[:rank]) // gpus for rank in range(config.world_size)]
@@ -196,6 +195,10 @@ def open_meeting(node: LaunchFolder, run_dir: Path) -> LaunchFolder:
     """Rank 0: make the folder where all ranks meet. On several nodes `invite` announces it once it holds something."""
     folder = node if one_node() else launch_folder.make(run_dir)
     (node.path / REPORTS).symlink_to(folder.path / deaths_file(0))  # the controller makes it when it listens
+    if not one_node():
+        from shared.launch.meeting_store import MeetingServer
+
+        MeetingServer(folder.path, reachable_address(False, os.environ["MASTER_ADDR"])).start()
     open_store(folder).set("launch", _attempt())
     return folder
 
@@ -235,7 +238,11 @@ def join_meeting(node: LaunchFolder) -> LaunchFolder | None:
 
 
 def open_store(folder: LaunchFolder) -> dist.Store:
-    """Open the key-value store of this launch attempt: a file in a private folder."""
+    """Open the key-value store of this launch attempt: a file in a private folder; on several nodes that of rank 0."""
+    if not one_node():
+        from shared.launch.meeting_store import MeetingStore
+
+        return MeetingStore(folder.path)
     count = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     import torch.distributed as dist
 

@@ -24,12 +24,13 @@ import zmq.asyncio
 from shared import errors
 from shared.launch import watchdog
 from shared.launch.adaptive_deadline import AdaptiveDeadline
+from shared.launch.addresses import reachable_address
 from shared.launch.batch_queue import BatchQueue
 from shared.launch.calls import CallReply, CallRequest, RequestDecoder, Result, encode
 from shared.launch.deaths import lacking
 from shared.launch.messages import Event, Message, RankFailed, Register, failure
 from shared.launch.ranks import Role
-from shared.launch.sockets import MESSAGE_BYTES, ListeningSocket, connect, pieces, rank_of, reachable_address, refused
+from shared.launch.sockets import MESSAGE_BYTES, ListeningSocket, connect, pieces, rank_of, refused
 
 BURST = 256
 """most messages that are taken before other tasks have their turn"""
@@ -104,7 +105,7 @@ class Hub:
 
     def __init__(self, role: Role):
         # no asyncio socket: with the messages of a thousand engines its futures cost more than the messages
-        self.door = ListeningSocket(role, "hub", reachable_address(role))
+        self.door = ListeningSocket(role, "hub", reachable_address(role.one_node, role.master))
         self.socket = self.door.socket
         self.socket.setsockopt(zmq.LINGER, 1000)
         self.socket.setsockopt(zmq.SNDHWM, 0)  # so that sending never waits
@@ -260,10 +261,7 @@ class Hub:
     ) -> list[Result]:
         """One call to each rank, answers in the order of `requests`, which are of one method. All are sent before any
         other call is, so that ranks with collectives see overlapping calls in one order. Raises as `call`, as soon as
-        one rank failed.
-
-        deadline_s: upper limit; after the first such call, `AdaptiveDeadline` sets it. excused: ranks that may be late
-        now.
+        one rank failed. deadline_s: at most; `AdaptiveDeadline` lowers it. excused: may be late.
         """
         if not requests:
             return []

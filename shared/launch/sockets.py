@@ -8,10 +8,8 @@ larger than FRAME_BYTES, and larger messages are sent in pieces, so that a stran
 
 from __future__ import annotations
 
-import ipaddress
 import resource
 import secrets
-import socket
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -181,48 +179,6 @@ def connect(socket: AnySocket, role: Role, name: str) -> AnySocket:
         socket.curve_serverkey, socket.curve_publickey, socket.curve_secretkey = keys
     socket.connect(endpoint.decode())
     return socket
-
-
-def reachable_address(role: Role) -> str:
-    """Return the address to bind, as in a tcp:// address: loopback when the whole launch is on this node, else one by
-    which the others reach this host, that of the rendezvous.
-
-    Debian resolves the host's own name to 127.0.1.1: then it is the address from which this host reaches others. Raises
-    ConfigError if it has none.
-    """
-    if role.one_node:
-        return "127.0.0.1"
-    addresses = dict.fromkeys(str(info[4][0]) for info in socket.getaddrinfo(role.master, None, type=socket.SOCK_DGRAM))
-    on_this_host = role.master == "localhost" or role.master in addresses  # a literal address is meant as it stands
-    candidates = [each for each in addresses if on_this_host or not ipaddress.ip_address(each).is_loopback]
-    for address in [*candidates, *map(_speaks_from, ("192.0.2.1", "2001:db8::1"))]:
-        if address and _is_ours(address):
-            return f"[{address}]" if ":" in address else address
-    raise ConfigError(
-        f"the launch has several nodes, but {role.master} (--master-addr, or torchrun's --rdzv-endpoint) is no address "
-        "of this host by which others could reach it: give the address of its network interface there"
-    )
-
-
-def _speaks_from(target: str) -> str:
-    """Return this host's address on the route to `target` (nothing is sent); "" without a route or on loopback."""
-    family = socket.AF_INET6 if ":" in target else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect((target, 9))
-        except OSError:
-            return ""
-        address = str(probe.getsockname()[0])
-    return "" if ipaddress.ip_address(address).is_loopback else address
-
-
-def _is_ours(address: str) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-    return True
 
 
 def rank_of(identity: bytes, world: int) -> int | None:

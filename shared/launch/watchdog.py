@@ -123,9 +123,7 @@ def runs_python(command_line: Path) -> bool:
 
 def open_stacks(folder: Path, name: str) -> Path:
     """Write this process's stacks into folder/name.txt on SIGUSR1 and SIGUSR2; children know the folder by variable.
-
-    Must be called in the main thread.
-    """
+    Must be called in the main thread."""
     global _stack_file
     folder.mkdir(parents=True, exist_ok=True)
     os.environ[STACKS_VARIABLE] = str(folder.resolve())
@@ -266,7 +264,7 @@ class PulseKeeper(threading.Thread):
         """file in which a node's parent reports deaths -> bytes that were read"""
         self.lost: tuple[float, str] | None = None
         """when a rank's death was noticed, and its report"""
-        self.on_stop: Callable[[], None] = lambda: None
+        self.on_stop: Callable[[str], None] = lambda reason: None
         """called before `stop` ends this process"""
         self.asked = False
         self.on_death: Callable[[str], None] = lambda text: None
@@ -387,5 +385,5 @@ class PulseKeeper(threading.Thread):
     def stop(self, reason: str) -> None:
         """Report with all stacks, kill what is on this node, end this process with code 1."""
         report_hang(reason, self.peers(), os.environ.get(STACKS_VARIABLE, ""), kill=True)
-        self.on_stop()
+        self.on_stop(reason)
         os._exit(1)

@@ -18,6 +18,7 @@ from shared.errors import ModelError
 from shared.model import hf
 from shared.model.folder import read_json
 from shared.model.lora import EXPERT_TENSORS, EXPERTS, MARK, A, B, merge, split_name, weight_of
+from shared.user_file import missing
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -87,7 +88,7 @@ def own_form(name: str, value: Tensor, rank: int) -> tuple[str, Tensor]:
 def read_settings(folder: Path) -> AdapterSettings:
     """Read adapter_config.json. Raises ModelError for a folder that holds no adapter, or one of another kind."""
     if not folder.is_dir():
-        raise ModelError(f"adapter folder {folder} does not exist")
+        raise ModelError(f"adapter {folder}: {missing(folder, 'folder', '*/')}")
     settings = read_json(folder / CONFIG)
     on = [name for name in UNKNOWN if settings.get(name)]
     if settings.get("peft_type") != "LORA" or settings.get("bias", "none") != "none" or on:

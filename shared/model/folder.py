@@ -56,8 +56,7 @@ def check_files(folder: Path) -> None:
 
 
 def check_tokenizer_files(folder: Path) -> None:
-    """The same, and for a config.json or tokenizer_config.json that is not JSON, for which transformers would blame the
-    tokenizer."""
+    """The same, and for a config.json or tokenizer_config.json that is not JSON."""
     check_files(folder)
     for name in ("config.json", "tokenizer_config.json"):
         if (folder / name).is_file():
@@ -79,7 +78,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ModelError(f"{path.parent} has no {path.name}: it is not a complete Hugging Face model folder") from error
+        raise ModelError(
+            f"{path.parent} has no {path.name}: it is not a complete Hugging Face model folder: name another"
+        ) from error
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ModelError(f"{path} cannot be read ({error}): fetch the file again") from error
     if not isinstance(content, dict):

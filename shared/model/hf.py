@@ -21,6 +21,7 @@ from shared.model.folder import load_config as load_config  # callers say hf.loa
 from shared.model.folder import newest_export, read_json
 from shared.model.implementation import VISION_LANGUAGE, make_model, read_shape
 from shared.model.stored_names import split_stored
+from shared.user_file import missing
 
 SHARD_BYTES = 5_000_000_000
 """a weight file is closed before it grows beyond this"""
@@ -39,15 +40,14 @@ TOKENIZER_FILES = (
 def resolve(path_or_hub_id: str, setting: str = "model.path") -> Path:
     """Folder of a model: the path itself, a run's newest export, or a Hub id ("owner/name") fetched into its cache.
 
-    `setting` is named in errors. Raises ModelError when there is no such folder, or the Hub cannot give it (offline,
-    unknown, not allowed).
+    `setting` is named in errors. Raises ModelError when there is no such folder, or the Hub does not give it.
     """
     folder = Path(newest_export(path_or_hub_id)).expanduser()
     if folder.is_dir():
         return folder
-    parts = path_or_hub_id.split("/")
-    if len(parts) != 2 or not all(parts) or parts[0] in (".", "..", "~") or folder.suffix == ".gguf":
-        raise ModelError(f"{setting} = '{path_or_hub_id}': there is no such folder, and it is no Hub id (owner/name)")
+    near = missing(folder, "folder", "*/")
+    if not may_be_hub_id(path_or_hub_id):
+        raise ModelError(f"{setting} = '{path_or_hub_id}': {near}, and it is no Hub id (owner/name)")
     from huggingface_hub import snapshot_download
 
     patterns = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer*"]
@@ -55,10 +55,16 @@ def resolve(path_or_hub_id: str, setting: str = "model.path") -> Path:
         return Path(snapshot_download(path_or_hub_id, allow_patterns=patterns))
     except Exception as error:  # the hub's client raises errors of several libraries
         raise ModelError(
-            f"{setting} = '{path_or_hub_id}': there is no such folder, and the Hub did not give it "
+            f"{setting} = '{path_or_hub_id}': {near}, and the Hub did not give it "
             f"({type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no reason given'}). Offline: "
             f"fetch it elsewhere with 'hf download {path_or_hub_id}', copy the folder here and set {setting} to it"
         ) from error
+
+
+def may_be_hub_id(text: str) -> bool:
+    """Whether a name may be one of the Hub: "owner/name"."""
+    parts = text.split("/")
+    return len(parts) == 2 and all(parts) and parts[0] not in (".", "..", "~") and not text.endswith(".gguf")
 
 
 def weight_files(folder: Path) -> dict[Path, list[str]]:
@@ -251,8 +257,7 @@ def _save(
 
 @contextmanager
 def writing_folder(folder: Path) -> Iterator[Path]:
-    """Make a folder next to this one to write into, which takes its place at the end of the block, flushed to the disk.
-    Raises CheckpointError when the disk fails."""
+    """Make a folder to write into, which takes this one's place at the block's end, flushed. Raises CheckpointError."""
     partial, old = (folder.with_name(f".{folder.name}.{word}") for word in ("partial", "old"))
     try:
         for leftover in (partial, old):

@@ -23,9 +23,8 @@ from shared.model.routing import ExpertCounts
 
 
 class LanguageModel(nn.Module, ABC):
-    """A causal language model over packed sequences. `attention` names a backend; of the first `recompute` layers only
-    the inputs are kept, and they are computed again in the backward pass (all of them: a third more time). Both may
-    change from one forward to the next."""
+    """A causal language model over packed sequences. `attention` names a backend; the first `recompute` layers keep
+    only their inputs, and are computed again in the backward pass. Both may change from one forward to the next."""
 
     def __init__(self, config: DecoderConfig, attention: str = "auto", recompute: int = 0):
         super().__init__()
@@ -58,8 +57,7 @@ class LanguageModel(nn.Module, ABC):
         """The module whose weight [vocab, hidden] is the head's: the embedding where the two are tied."""
 
     def stored(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield (Hugging Face's name, tensor) of what a model folder holds: parameters, tied ones once, and a few
-        buffers."""
+        """Yield (Hugging Face's name, tensor) of a model folder: parameters, tied ones once, and a few buffers."""
         yield from self.named_parameters()
         names = set(self.state_dict())
         yield from ((name, buffer) for name, buffer in self.named_buffers() if name in names)

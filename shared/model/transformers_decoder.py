@@ -40,8 +40,7 @@ def packed_attention(
 ) -> tuple[Tensor, None]:  # fmt: skip
     """An attention function of transformers: query [1, heads, tokens, head_dim] -> [1, tokens, heads, value_dim].
 
-    plans: of the batch, which `TransformersDecoder` gives to the model and its layers hand on. Raises ModelError where
-    they do not.
+    plans: of the batch, from `TransformersDecoder`. Raises ModelError where the model's layers do not hand them on.
     """
     if plans is None:
         raise ModelError(f"{type(module).__name__} of transformers does not hand on what packed sequences need")

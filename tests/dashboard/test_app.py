@@ -116,7 +116,7 @@ def test_the_page_takes_nothing_from_elsewhere(client):
 
 
 def test_a_wrong_start_is_one_clear_error(tmp_path, capsys):
-    assert main([str(tmp_path / "none")]) == 2 and "is no folder" in capsys.readouterr().err
+    assert main([str(tmp_path / "none")]) == 2 and "there is no such folder" in capsys.readouterr().err
     held = take_port([0])
     assert held is not None
     port = held.getsockname()[1]

@@ -98,6 +98,22 @@ def test_running_finished_crashed_and_foreign_runs(visit):
     expect(visit("no-such-run").page.get_by_role("alert")).to_have_text("there is no such run here")
 
 
+def test_a_picture_of_the_whole_page_has_every_chart_and_no_axis_of_shares_leaves_0_to_1(visit):
+    page = visit("apples").page
+    charts = page.locator(".chart:not(.empty)")
+    expect(charts.first).to_be_visible()
+    expect(page.locator(".chart:not(.empty):not(:has(canvas))")).to_have_count(0)  # nobody has scrolled
+    assert charts.count() > 8 and page.evaluate("scrollY") == 0
+    script = "async ([low, high, unit]) => { const main = document.querySelector('script[type=module]').src; " \
+             "return (await import(new URL('chart.js', main))).spread(low, high, unit); }"  # fmt: skip
+    for low, high, unit, ends in (
+        (-0.02, 1.04, "share", [0, 1]),
+        (0.99, 1.0, "share", [0.9892, 1]),
+        (-1, 1, "", [-1.16, 1.16]),
+    ):
+        assert page.evaluate(script, [low, high, unit]) == pytest.approx(ends)
+
+
 def test_parts_of_evaluations_have_a_chart_by_kind_and_every_line_a_look_of_its_own(visit):
     """Eleven lines have eight colours: the marks of the others are broken as the lines are."""
     page = visit("apples-lr5e-5").page

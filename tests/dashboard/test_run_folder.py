@@ -42,6 +42,9 @@ def test_a_real_lock_is_understood(tmp_path):
     assert run.summary()["state"] == "running" and str(os.getpid()) in run.summary()["story"]
     lock.close("exit code 0")
     assert run.summary()["state"] == "finished"
+    RunLock(tmp_path).close("exit code 1", "SyncMismatch: not the weights sent" + "ä" * 5000)
+    summary = run.summary()
+    assert summary["state"] == "crashed" and "exit code 1: SyncMismatch: not the weights sent" in summary["story"]
 
 
 def test_the_headline_is_the_evaluation_before_and_after(folder, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from fastapi.responses import JSONResponse
 
 from evaluation.__main__ import main
-from evaluation.settings import KEY_VARIABLE
+from evaluation.settings import KEY_VARIABLE, load
 from tests.evaluation.conftest import evaluate, figures, prompt_of, records, write_rows
 
 THREE = [{"id": str(number), "problem": f"How much is {number} and two, my friend?", "answer": str(number + 2),
@@ -224,6 +224,20 @@ def test_more_samples_are_added_to_those_that_are_there(plain, out, file):
     assert server.url not in (out / "results.json").read_text()
 
 
+def test_an_address_may_lack_its_version_and_a_repetition_tells_that_nothing_is_asked(plain, out, file, capsys):
+    server = plain(right_sum)
+    bare = server.url.removesuffix("/v1")
+    for address in (bare, f"{bare}/", server.url, f"{server.url}/chat/completions"):
+        assert load(["--url", address]).url == server.url
+    assert load(["--url", f"{bare}/openai"]).url == f"{bare}/openai", "a path of a proxy's own"
+    for asked in (3, 0):
+        before = len(server.requests)
+        assert main([str(file), "--url", bare, "--out", str(out), "--samples", "1"]) == 0
+        assert len(server.requests) - before == asked
+        first = capsys.readouterr().err.splitlines()[0]
+        assert ("holds 3 of 3 samples: no request is made" in first) == (not asked)
+
+
 def test_another_evaluation_in_the_same_folder_is_refused(serve, out, file, capsys):
     """Other settings, a problem whose samples were asked or graded in another way, other weights, an older format."""
     served = serve(r"\boxed{3}")
@@ -280,7 +294,8 @@ def test_mistakes_are_one_line(out, file, tmp_path, capsys):
     files = {"t": [THREE[0]] * 2, "w": [wrong], "klingon": asking[:1], "auto": asking[1:]}
     twice, odd, *languages = (str(write_rows(tmp_path / f"{name}.jsonl", *rows)) for name, rows in files.items())
     for words, *arguments in (
-        ('"gsm9k" is neither a file nor a benchmark', "gsm9k"),
+        ("there is no such file; did you mean gsm8k?", "gsm9k"),
+        ("sums.jsonl?", str(file).replace("sums", "sms")),
         ("no benchmark is given",),
         ("make it with `python -m evaluation.download gsm8k`", "gsm8k", "--data", str(tmp_path)),
         ("data = data: there is no such file there as aime24 needs, aime24.jsonl", "aime24"),

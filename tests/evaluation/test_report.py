@@ -88,7 +88,7 @@ def test_a_browser_shows_the_samples_as_text_on_a_desk_and_on_a_phone(folder):
             )
             page.goto((folder / "report.html").as_uri())
             assert page.locator("#count").inner_text() == "6 samples" and page.locator("#list li").count() == 6
-            assert page.title() == "Evaluation of plain" and page.locator("img").count() == 0
+            assert page.title() == "Evaluation: plain" and page.locator("img").count() == 0
             assert "<img src=x onerror=" in page.locator("#detail").inner_text()
             wide = "[...document.querySelectorAll('body, .scroll, figure')].filter(e => e.scrollWidth > e.clientWidth)"
             assert page.evaluate(f"{wide}.map(e => e.outerHTML.slice(0, 200))") == []

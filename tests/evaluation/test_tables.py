@@ -74,9 +74,9 @@ def test_the_difference_and_what_flipped(plain, tmp_path, capsys):
     assert compared["warnings"] == [] and "warning" not in words
     assert "= before -> " in words and "= after (*" in words, "other models are what is compared, no reason to warn"
     page = (difference / "compare.html").read_text()
-    assert (
-        "+40.0 (" in page and "sums, now wrong: p9" in page and "pass@1 after: after" in page and "<script" not in page
-    )
+    assert page.count("<figcaption>pass@1") == 2 and "The line across a bar is its 95 % interval" in page
+    assert "<title>Comparison of two evaluations: " in page and "<script" not in page
+    assert "+40.0 (" in page and "sums, now wrong: p9" in page and "pass@1 after, with its 95 % interval: after" in page
     assert "+40.0" in words and "now wrong: p9" in words
     assert "| sums | 10 | 40.0 | 80.0 | +40.0" in (difference / "compare.md").read_text()
 
@@ -109,7 +109,7 @@ def test_two_steps_of_a_run_have_names_of_their_own(serve, tmp_path, capsys, mon
     folders = [f"runs/evaluations/plus_step_{step}" for step in (0, 56)]
     for folder, step in zip(folders, (0, 56), strict=True):
         assert (tmp_path / folder / "summary.md").read_text().startswith(f"# Evaluation of plus, step {step}\n")
-        assert f"<title>Evaluation of plus, step {step}</title>" in (tmp_path / folder / "report.html").read_text()
+        assert f"<title>Evaluation: plus, step {step}</title>" in (tmp_path / folder / "report.html").read_text()
     capsys.readouterr()
     assert main(["--compare", *folders]) == 0
     words = " ".join(capsys.readouterr().out.split())

@@ -77,6 +77,14 @@ def test_addresses_and_settings_that_cannot_be_are_told(model_folder, tmp_path, 
     assert "reasoning-language" in capsys.readouterr().out
 
 
+def test_a_model_that_is_not_there_is_told_with_the_option_of_this_command(tmp_path, start, monkeypatch):
+    (tmp_path / "runs" / "there").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    line = start("--model", "runs/nothere", "--port", "0")
+    assert "--model = 'runs/nothere'" in line and "did you mean runs/there?" in line and "model.path" not in line
+
+
 @pytest.mark.parametrize("harm", ["truncated", "no weights", "no config", "a file", "config no JSON", "foreign"])
 def test_a_model_that_cannot_be_read_is_told_in_one_line(tmp_path, start, harm):
     folder = Path(make_folder(write_model(tmp_path / "tiny", random_weights(0))))
@@ -92,7 +100,7 @@ def test_a_model_that_cannot_be_read_is_told_in_one_line(tmp_path, start, harm):
     elif harm == "foreign":
         save_file({name: weight for name, weight in random_weights(0).items() if "layers.2" not in name}, weights)
     line = start("--model", folder if harm != "a file" else weights, "--port", "0")
-    assert str(folder) in line
+    assert str(folder) in line and "model.path" not in line and "max_tokens" not in line
     assert harm != "foreign" or "the weights do not fit config.json: lacks model.layers.2." in line
 
 

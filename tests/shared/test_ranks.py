@@ -11,6 +11,7 @@ from shared.config import Config
 from shared.errors import ConfigError
 from shared.launch import launch_folder, ranks
 from shared.launch.deaths import REPORTS, deaths_file
+from shared.launch.meeting_store import MeetingServer
 from tests.tables import read_table
 
 
@@ -130,8 +131,9 @@ def test_on_several_nodes_ranks_meet_in_the_runs_folder_and_take_no_other(monkey
     torchruns = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     set_launch(monkeypatch, 0, 3, range(2))
     for name, value in {"MASTER_PORT": str(torchruns.port), "TORCHELASTIC_USE_AGENT_STORE": "True",
-                        "TORCHELASTIC_RUN_ID": "none"}.items():  # fmt: skip
+                        "TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "127.0.0.1"}.items():  # fmt: skip
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(ranks, "reachable_address", lambda *_: "127.0.0.1")
     node, run_dir = launch_folder.make(tmp_path / "node"), tmp_path / "run"
     meeting = ranks.open_meeting(node, run_dir)
     ranks.open_store(meeting).set("settings", "a secret")
@@ -149,6 +151,7 @@ def test_on_several_nodes_ranks_meet_in_the_runs_folder_and_take_no_other(monkey
     public, elsewhere = tmp_path / "public", launch_folder.make(tmp_path / "elsewhere")
     public.mkdir(0o755)
     (public / launch_folder.LOCK).touch()
+    MeetingServer(elsewhere.path, "127.0.0.1").start()
     ranks.open_store(elsewhere).set("launch", "none/0/1")  # private, of another launch of the same user
     forgeries = {public: "its mode is 755", elsewhere.path: "made for it", tmp_path / "none": "made for it"}
     for forged, message in forgeries.items():

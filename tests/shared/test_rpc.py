@@ -23,11 +23,12 @@ from shared.errors import ConfigError, DeadlineExceeded, RunError
 from shared.launch import adaptive_deadline, launch_folder, rpc, sockets
 from shared.launch import messages as events
 from shared.launch.adaptive_deadline import AdaptiveDeadline
+from shared.launch.addresses import reachable_address
 from shared.launch.batch_queue import BatchQueue
 from shared.launch.calls import CallReply, CallRequest, RankClient, call, request
 from shared.launch.messages import EngineEnded, Finished, RankFailed, Register
 from shared.launch.ranks import Role
-from shared.launch.sockets import FRAME_BYTES, OPEN_FILES, raise_open_files, reachable_address, refused
+from shared.launch.sockets import FRAME_BYTES, OPEN_FILES, raise_open_files, refused
 from shared.sections import Deadlines
 from shared.types import Completion
 from tests.asynchronous import asynchronous
@@ -483,13 +484,13 @@ def test_several_nodes_meet_at_an_address_that_others_can_reach(monkeypatch, mas
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", (address, 0)) for address in means])
     monkeypatch.setattr(sockets, "_speaks_from", lambda target: "" if ":" in target else "10.0.0.7")
     monkeypatch.setattr(sockets, "_is_ours", lambda address: True)
-    assert reachable_address(role(0, dist.HashStore(), master=master)) == expected
+    assert reachable_address(False, master) == expected
 
 
 def test_a_master_that_is_no_address_of_this_host_is_refused(monkeypatch):
     monkeypatch.setattr(sockets, "_speaks_from", lambda target: "")
     with pytest.raises(ConfigError, match="--master-addr"):
-        reachable_address(role(0, dist.HashStore(), master="192.0.2.250"))
+        reachable_address(False, "192.0.2.250")
 
 
 @asynchronous

@@ -387,7 +387,8 @@ class ReplicaScene(Scene):
         saved.mkdir(exist_ok=True)
         with self.launch(replicas) as rank:
             results: Results = {"steps": self.steps(rank, 3), "trained": state_of(rank.decoder, rank.optimiser)}
-            results["published"] = rank.publish(1, [[3, 1, 4, 1, 5]]).bytes
+            published = rank.publish(1, [[3, 1, 4, 1, 5]])
+            results |= {"published": published.bytes, "checksums": published.checksums, "parts": rank.checksum_parts()}
             dist.barrier()
             results["delivered"] = all(
                 torch.equal(rank.sender.memory.tensor(1, name), results["trained"][f"weight/{name}"])

@@ -156,14 +156,14 @@ def test_prompts_that_are_too_long_are_told_before_the_run_with_their_share(tmp_
     file = read(tmp_path, *({"problem": "x" * size, "answer": "1"} for size in (5, 20, 21, 1 << 20, 3)))
     source = source_of(file.problems)
     long = source.measure(file.problems)
-    assert [file.where(problem).rpartition(":")[2] for problem in long] == ["4", "3"]
+    assert [file.where(problem).rpartition(":")[2] for problem in long] == ["3", "4"]
     assert [len(problem.text) for problem in without_long(file, file.problems, long, source.room_in_words)] == [
         5,
         20,
         3,
     ]
     (line,) = file.warnings
-    assert "data.train: 2 of 5 problems are left out (40.0%): each is longer than 20 tokens" in line and ":4)" in line
+    assert "data.train: 2 of 5 problems are left out (40.0%): each is longer than 20 tokens" in line and ":3)" in line
     limits = "model.max_tokens = 120 less rollout.max_completion_tokens = 100; system prompt and chat format take 0"
     assert limits in line and "shorten data.system_prompt" in line
     assert {len(source.draw(index).token_ids) for index in range(200)} == {5, 20, 3}

@@ -18,7 +18,7 @@ from shared.errors import ConfigError, DataError, ModelError
 from tests.shared.test_turns import chat_of
 from tests.tables import read_table
 from trainer.__main__ import main
-from trainer.check import inspection
+from trainer.check import command, inspection
 from trainer.check.command import data_and_model
 from trainer.check.inspection import inspect
 from trainer.check.plan import plan_text
@@ -115,6 +115,24 @@ def test_a_template_that_cannot_be_used_fails(tmp_path):
     (tmp_path / "model" / "chat_template.jinja").unlink(missing_ok=True)
     failed = findings(settings(tmp_path, f"{tmp_path}/model", GOOD), "FAIL")
     assert "has no chat template" in failed["template"]
+
+
+@pytest.mark.parametrize(("path", "max_tokens", "texts"), [
+    ("runs/mine/latest", 512, ["there is no such folder; did you mean runs/mine/best?", "correct model.path"]),
+    ("empty", 512, ["empty has no config.json", "name another"]),
+    ("model", 4096, ["set model.max_tokens to at most 512", "change the setting that it names"]),
+])  # fmt: skip
+def test_each_cause_is_told_once_with_a_repair_that_fits(tmp_path, monkeypatch, model, path, max_tokens, texts):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("runs/mine/best", "empty"):
+        Path(folder).mkdir(parents=True)
+    Path("model").symlink_to(model)
+    Path("mine.toml").write_text("")
+    config = settings(tmp_path, path, GOOD)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"max_tokens": max_tokens})})
+    monkeypatch.setattr(command.machine, "ports", lambda: command.CheckFinding("ports", "OK", ""))
+    (failed,) = [each for each in command.examine(["mine.toml"], lambda *_: config) if each.status == "FAIL"]
+    assert all(text in failed.line for text in texts) and failed.name == "model" and failed.line.count("again") <= 1
 
 
 def test_what_is_not_there_yet_is_named(tmp_path):

@@ -187,7 +187,7 @@ def test_the_rollouts_of_a_run_are_read_in_order_and_only_at_their_temperature(t
     (tmp_path / "config.toml").write_text("[rollout]\ntemperature = 0.7\n")
     with pytest.raises(DataError, match=r"rollout\.temperature = 0\.7"):
         offline_files(config)
-    with pytest.raises(DataError, match="neither a file nor a run's folder"):
+    with pytest.raises(DataError, match="no such file, and no run's folder"):
         offline_files(Config.model_validate({"data": {"offline": "nowhere"}, "objective": {"name": "dro"}}))
 
 

@@ -16,10 +16,11 @@ from shared.metrics import MetricsLog
 from shared.progress import Progress, plain
 from shared.types import Problem, Reward, Verdict
 from tests.tables import read_table
-from trainer import bottleneck, report
+from trainer import bottleneck, export, report
 from trainer.bottleneck import PHASES, part_shares
 from trainer.evaluation import Breakdown, Evaluation, EvaluationRecord, Sampled, read_evaluations
-from trainer.plot import write_plot
+from trainer.plot import bound_shares, figure, write_plot
+from trainer.run_lock import RunLock, failure
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -62,6 +63,47 @@ def shown(config: Config) -> tuple[str, int]:
     progress = Progress(stream := io.StringIO())
     report.show(config, progress)
     return stream.getvalue(), progress.failures
+
+
+@pytest.mark.parametrize("values", [(0.0, 0.01), (0.98, 1.0), (1.0, 1.0), (0.0, 0.0), (0.0, 1.0)])
+def test_an_axis_of_shares_ends_at_0_and_at_1(tmp_path, values):
+    with figure(tmp_path / "x.png", "x", 1, 2, (4, 2)) as axes:
+        for axis, names in zip(axes.flat, (["accuracy", "evaluation/accuracy"], ["reward/mean"]), strict=True):
+            axis.plot([1, 2], values)
+            before = axis.get_ylim()
+            bound_shares(axis, names)
+            low, high = axis.get_ylim()
+            assert (0 <= low < high <= 1) if names[0] == "accuracy" else (low, high) == before
+
+
+@pytest.mark.parametrize("command", [report.main, export.main])
+def test_a_folder_that_is_no_runs_is_told_with_the_nearest(run, tmp_path, monkeypatch, capsys, command):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    for given, text in (
+        ("dema", "dema is no run's folder: there is no such folder; did you mean demo?"),
+        ("mine", "mine is no run's folder: there is no such folder; did you mean runs/mine?"),
+        ("runs/mine", "runs/mine is no run's folder: it has no config.toml"),
+    ):
+        assert command([given]) == 2
+        assert text in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_run_that_failed_says_why(run, tmp_path, capsys):
+    """As does one that failed before its settings were written, and one whose processes were killed."""
+    assert "next: " in shown(run)[0] and "launch failed" not in shown(run)[0]
+    lock = RunLock(run.run_dir)
+    assert "launch failed" not in shown(run)[0], "it goes on"
+    lock.close("exit code 1", "SyncMismatch: engine 0 does not hold the weights")
+    text = shown(run)[0]
+    assert "error: the last launch failed (exit code 1): SyncMismatch: engine 0 does not hold the weights" in text
+    assert text.index("the last launch failed") < text.index("next: ") and "--steps=24" not in text
+    RunLock(tmp_path / "early").close("exit code 2", "data.train: row 3 has no answer")
+    capsys.readouterr()
+    assert report.main([str(tmp_path / "early")]) == 2 and "row 3 has no answer" in capsys.readouterr().out
+    for ended, begins in (("exit code 130", ""), ("exit code 0", ""), ("", "the launch before (controller pid")):
+        RunLock(run.run_dir).close(ended, "")
+        assert failure(run.run_dir)[:33] == begins
 
 
 def test_the_report_says_where_everything_is_and_draws_the_plot(run):
@@ -123,7 +165,7 @@ def test_the_command_shows_all_samples_in_full(run, capsys):
 
 def test_the_command_shows_a_folder_or_says_what_is_wrong(run, capsys):
     assert [report.main(words) for words in ([str(run.run_dir)], [str(run.run_dir / "nowhere")], [])] == [0, 2, 2]
-    assert "there is no such settings file" in capsys.readouterr().out
+    assert "there is no such folder" in capsys.readouterr().out
 
 
 def test_speed_and_memory_are_told():

@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from trainer.checkpoint import resume, writer
 from trainer.checkpoint.origin import FREE, PATHS, Origin, differences, flat, is_free, origin_of
 from trainer.data.data_source import PromptFormat
 from trainer.data.sources import Sources
+from trainer.evaluation import Evaluation, EvaluationRecord, read_evaluations
 from trainer.objectives.objective import Objective
 from trainer.objectives.registry import objective_of
 from trainer.objectives.tables import nested
@@ -48,6 +50,9 @@ class Folder:
             (tmp_path / "given" / f"{name}.jsonl").write_text(f'{{"problem": "{name}", "answer": "1"}}\n')
         self.config = self.settings()
         self.run_dir, self.checkpoints = self.config.run_dir, self.config.run_dir / "checkpoints"
+        self.save_all()
+
+    def save_all(self) -> None:
         for version in (0, 1, 2):
             folder = save(self.run_dir, version)
             manifest = msgspec.json.decode((folder / "manifest.json").read_bytes(), type=writer.Manifest)
@@ -88,6 +93,49 @@ def test_nothing_changed_nothing_told(folder):
     (launch,) = folder.launches()
     assert launch["outcome"] == "resumed" and launch["version"] == 2 and launch["arguments"] == ["run.toml"]
     assert launch["pid"] and launch["host"] and launch["changed"] == launch["skipped"] == []
+
+
+def only_the_beginning(folder: Folder) -> None:
+    """Leave the run with its step_0 alone, and an evaluation of it."""
+    for version in (1, 2):
+        shutil.rmtree(folder.checkpoints / f"step_{version}")
+    (folder.run_dir / "metrics.jsonl").write_text('{"step": 0, "kind": "evaluation"}\n')
+    record = EvaluationRecord(
+        0, 1.0, Evaluation(4, 0.5, 0.1, None, temperature=1.0, format=None, reward=0.5, tokens=1.0)
+    )
+    (folder.run_dir / "evaluations.jsonl").write_bytes(msgspec.json.encode(record) + b"\n")
+
+
+def test_a_run_without_a_step_begins_anew_with_repaired_settings(folder):
+    """A first proof of weights failed, a setting was repaired: its step_0 holds only what the run began with."""
+    folder.sources = replace(folder.sources, demonstrations=None)
+    shutil.rmtree(folder.run_dir)
+    folder.save_all()
+    only_the_beginning(folder)
+    assert folder.go_on()[0] == "step_0", "nothing changed: it goes on"
+    name, text = folder.go_on(optimiser={"compute_dtype": "float32"})
+    assert name == "" and 'compute_dtype: "bfloat16" -> "float32"' in text and "begins anew" in text
+    assert not list(folder.checkpoints.iterdir()) and read_evaluations(folder.run_dir) == []
+    assert [launch["outcome"] for launch in folder.launches()] == ["resumed", "began"]
+    shutil.rmtree(folder.run_dir)
+    folder.save_all()
+    only_the_beginning(folder)
+    (folder.run_dir / "metrics.jsonl").write_text('{"step": 1, "kind": "train"}\n')
+    with pytest.raises(ConfigError, match="compute_dtype"):
+        folder.go_on(optimiser={"compute_dtype": "float32"})
+
+
+def test_what_was_imitated_is_kept_where_only_the_steps_after_it_change(folder):
+    imitated = {"steps": 9, "demonstrations": str(folder.sources.demonstrations)}
+    folder.config = folder.settings(sft=imitated)
+    shutil.rmtree(folder.run_dir)
+    folder.save_all()
+    only_the_beginning(folder)
+    name, text = folder.go_on(optimiser={"compute_dtype": "float32"}, model={"dtype": "float32"}, sft=imitated)
+    assert name == "step_0" and text.count("changed: ") == 2
+    with pytest.raises(ConfigError, match="system_prompt"):
+        folder.go_on(data={"system_prompt": "Be brief."}, sft=imitated)
+    assert folder.checkpoints.joinpath("step_0").is_dir()
 
 
 @pytest.mark.parametrize(("section", "setting", "change"), [

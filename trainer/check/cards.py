@@ -133,8 +133,7 @@ def shared(cards: list[NvidiaCard], config: Config, shape: DecoderConfig | None)
 
 
 def computing() -> tuple[int, CheckFinding]:
-    """Multiply on every visible card, in another process, which also says NCCL's version; returns their number, 0 where
-    that fails."""
+    """Multiply on every visible card in another process, which says NCCL's version too; returns their number or 0."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", TRIAL], capture_output=True, text=True, timeout=TRIAL_S, check=False

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from shared.config import Config
-from shared.errors import InputError, MaestraleError, command_of
+from shared.errors import ConfigError, InputError, MaestraleError, command_of
+from shared.model import hf
 from shared.model.config import DecoderConfig
+from shared.user_file import missing
 from trainer.check import machine
 from trainer.check.cards import driver, use_of_cards
 from trainer.check.finding import CheckFinding
@@ -57,7 +60,8 @@ def examine(words: Sequence[str], load: Callable[[str, list[str]], Config]) -> I
     if words:
         try:
             config = load(words[0], list(words[1:]))
-            shape = model_shape(config)
+            with suppress(MaestraleError):  # `model_access` says it
+                shape = model_shape(config)
             yield CheckFinding("settings", "OK", f"{words[0]}: {config.world_size} ranks, run folder {config.run_dir}")
         except MaestraleError as error:
             yield CheckFinding(
@@ -80,27 +84,33 @@ def examine(words: Sequence[str], load: Callable[[str, list[str]], Config]) -> I
 
 def data_and_model(config: Config, shape: DecoderConfig | None) -> Iterator[CheckFinding]:
     """Yield what was read of the data and of the chat template, and whether the model can be had."""
-    inspection = inspect(config)
+    inspection, model = inspect(config), model_access(config, shape)
     for result in inspection.results.values():
-        yield from findings_of(result)
+        if result.name != "template" or model.status == "OK" or result.error is None:  # else it is for the same cause
+            yield from findings_of(result)
     lines = list(environment_lines(config, inspection.environments))
     if lines and inspection.results["environments"].error is None:
         yield CheckFinding("environments", "OK", "; ".join(" ".join(line.split()) for line in lines[:-1]))
-    yield model_access(config, shape)
+    yield model
 
 
 def model_access(config: Config, shape: DecoderConfig | None) -> CheckFinding:
     """Whether the model's folder is whole, or the Hub gives it."""
     path = config.locate(config.model.path)
-    if config.model.path.startswith("made/") and shape is None:
+    if config.model.path.startswith("made/") and not Path(path).is_dir():
         return CheckFinding("model", "OK", f"{config.model.path} is made at the start by {config.prepare.script}")
     if Path(path).is_dir():
         try:
             check_model(config, Path(path))
         except MaestraleError as error:
-            return CheckFinding("model", "FAIL", str(error), "fetch the model again, or name another one in model.path")
+            again = "fetch the model again, or name another one in model.path"
+            step = "change the setting that it names" if isinstance(error, ConfigError) else again
+            return CheckFinding("model", "FAIL", str(error), step)
         parameters = shape.parameters / 1e6 if shape is not None else 0.0
         return CheckFinding("model", "OK", f"{path}: {parameters:,.1f} M parameters")
+    if not hf.may_be_hub_id(path):
+        step = "correct model.path, which starts at the working directory"
+        return CheckFinding("model", "FAIL", f"model.path = '{path}': {missing(Path(path), 'folder', '*/')}", step)
     from huggingface_hub import HfApi, try_to_load_from_cache
 
     try:

@@ -170,7 +170,7 @@ class Inspector:
                 result.texts.append(f"{path} {self.made}: what needs its tokenizer was not read")
                 return None
             if not folder.is_dir():
-                if str(folder).count("/") != 1:
+                if not hf.may_be_hub_id(path):
                     hf.resolve(str(folder))  # which raises, since it is no name of the Hub either
                 from huggingface_hub import snapshot_download
 

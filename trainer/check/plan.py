@@ -1,8 +1,7 @@
 """The text that `--dry-run` prints: settings, role and device of each rank, derived numbers, memory by kind of rank.
 
-No rank is started, no weight is read, no file is made; data and chat template are read as a launch reads them
-(inspection.py). Memory figures are those by which a launch is refused (colocate.py); the libraries themselves come on
-top.
+Nothing is started or made, no weight is read; data and chat template are read as a launch reads them (inspection.py).
+Memory figures are those by which a launch is refused (colocate.py), without the libraries themselves.
 """
 
 from __future__ import annotations

@@ -44,6 +44,8 @@ FREE = (
     "objective.teacher.key_variable", "environment.step_s", "environment.episode_s", "environment.processes",
 )  # fmt: skip
 """settings and sections that do not change what a step means"""
+FREE_AFTER_SFT = ("optimiser", "model.dtype", "model.implementation", "model.router_replay")
+"""beside FREE those that may change before the first step of RL: how it computes. What was imitated is as it was"""
 PATHS = (
     "prepare.script", "model.path", "data.train", "data.validation", "data.offline", "sft.demonstrations",
     "sft.general", "objective.teacher.path", "objective.teacher.url", "reward.plugins", "environment.plugins",
@@ -173,9 +175,18 @@ def _hash(content: bytes) -> str:
 # ---- then and now ----------------------------------------------------------------------------------------------
 
 
-def differences(then: Origin, now: Origin) -> list[RunChange]:
-    """The differences between two origins, those that count first."""
+def imitated(origin: Origin) -> bool:
+    """Whether a run imitated demonstrations before its first step of RL."""
+    made = origin.settings.get("mode") == "rl" and origin.settings.get("sft.steps")
+    return bool(made) and "sft.demonstrations" in origin.contents
+
+
+def differences(then: Origin, now: Origin, version: int = 1) -> list[RunChange]:
+    """The differences between two origins, those that count first. version: of the checkpoint that has `then`."""
     changes = [*_settings(then, now), *_contents(then, now)]
+    if version == 0 and imitated(then):
+        changes = [change._replace(counts=change.counts and not change.text.startswith(FREE_AFTER_SFT))
+                   for change in changes]  # fmt: skip
     if any(change.text.startswith(("data.system_prompt", "data.templates", "model.path")) for change in changes):
         changes = [change for change in changes if not change.text.startswith("prompts")]  # they follow
     return sorted(changes, key=lambda change: not change.counts)

@@ -1,6 +1,7 @@
 """Finds the checkpoint that a launch goes on from: the newest that is whole, made from what this launch is given.
 
     no steps in the folder                  the run begins
+    no step, nothing imitated, and what it was made from has changed    the run begins anew
     damaged checkpoints, a whole one before the reason of each is shown, they are set aside as step_N.damaged
     steps, but nothing that can be read     an error; nothing is touched
     settings, data or model differ          shown; refused where that changes what a step means, unless --accept-changes
@@ -27,10 +28,11 @@ from shared.metrics import read_rows
 from shared.progress import Progress
 from shared.settings_file import ACCEPT_CHANGES
 from trainer.checkpoint import reader
-from trainer.checkpoint.origin import Origin, RunChange, differences
+from trainer.checkpoint.origin import Origin, RunChange, differences, imitated
 from trainer.checkpoint.reader import VerifiedCheckpoint
 from trainer.checkpoint.writer import folders
 from trainer.evaluation import FILE as EVALUATIONS
+from trainer.evaluation import forget_evaluations
 
 LAUNCHES = "launches.jsonl"
 DAMAGED = ".damaged"
@@ -71,8 +73,14 @@ def find(config: Config, now: Origin, arguments: Sequence[str], progress: Progre
         return None
     for line in skipped:
         progress.warning(f"{line}: skipped, going on from {checkpoint.folder.name}")
-    changed = differences(checkpoint.origin, now)
+    changed = differences(checkpoint.origin, now, checkpoint.manifest.version)
     texts, refused = [one.text for one in changed], [one.text for one in changed if one.counts]
+    if refused and not skipped and holds_nothing(checkpoint, run_dir):
+        note(run_dir, arguments, "began", None, texts, [])
+        progress.note(f"{run_dir} begins anew: no step was taken, and {'; '.join(refused)}")
+        shutil.rmtree(checkpoint.folder)
+        forget_evaluations(run_dir, -1)
+        return None
     accepted = bool(refused) and ACCEPT_CHANGES in arguments
     outcome = "resumed with accepted changes" if accepted else "refused" if refused else "resumed"
     note(run_dir, arguments, outcome, checkpoint.manifest.version, texts, skipped)
@@ -88,6 +96,12 @@ def find(config: Config, now: Origin, arguments: Sequence[str], progress: Progre
     for folder in search.skipped:
         set_aside(folder, progress)
     return checkpoint
+
+
+def holds_nothing(checkpoint: VerifiedCheckpoint, run_dir: Path) -> bool:
+    """Whether a checkpoint holds no more than what its run began with: no step was taken, nothing was imitated."""
+    steps = any(row["kind"] == "train" for row in read_rows(run_dir / "metrics.jsonl"))
+    return checkpoint.manifest.version == 0 and not steps and not imitated(checkpoint.origin)
 
 
 def report(changed: Sequence[RunChange], accepted: bool, progress: Progress) -> None:
@@ -132,8 +146,7 @@ def unreadable(run_dir: Path, left: Sequence[str], search: reader.Search) -> str
 
 
 def set_aside(folder: Path, progress: Progress) -> None:
-    """Keep a damaged checkpoint under another name: its version will be made again, and it must not count as one of
-    those that are kept."""
+    """Keep a damaged checkpoint under another name, under which it does not count; its version is made again."""
     aside = folder.with_name(folder.name + DAMAGED)
     shutil.rmtree(aside, ignore_errors=True)
     folder.rename(aside)

@@ -33,8 +33,7 @@ ROOM_SHARE = 0.5
 
 
 def named_state(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    """parameter name -> {"weight", "exp_avg", "exp_avg_sq"} -> the rows that this rank holds, sharing memory with the
-    originals."""
+    """parameter name -> {"weight", "exp_avg", "exp_avg_sq"} -> this rank's rows, sharing memory."""
     return {
         name: {
             "weight": local(parameter.detach()),

@@ -233,8 +233,7 @@ class Checkpointer:
                 self.writing = None
 
     async def rescue(self, background: Iterable[asyncio.Future[None]]) -> None:
-        """After an error of the run: let a checkpoint that is being written become whole, unless something in the
-        background ends too (a rank has died)."""
+        """After an error: let a checkpoint under way become whole, unless the background ends too (a rank has died)."""
         if self.writing is not None and not self.writing.done():
             self.progress.note("the run ends with an error: the checkpoint under way is written first")
             await asyncio.wait([self.writing, *background], return_when=asyncio.FIRST_COMPLETED)

@@ -40,8 +40,7 @@ def opened(problems: Sequence[Problem], share: float) -> list[Problem]:
 
 
 def chosen(problems: Sequence[Problem], data: Data, retired: Collection[str] = ()) -> list[Problem]:
-    """The problems that fit data.domains and data.pass_rate and are not retired, by id. Raises DataError when none is
-    left."""
+    """Problems of data.domains and data.pass_rate that are not retired, by id. Raises DataError for none."""
     least, most = data.pass_rate
     kept = [
         problem
@@ -132,8 +131,7 @@ class DataSource:
 
     @property
     def problems(self) -> list[Problem]:
-        """The problems of the stage: those that fit data.domains and data.pass_rate and are not retired. Raises
-        DataError when none is left."""
+        """The problems of the stage, as `chosen`. Raises DataError when none is left."""
         if self._chosen is None or self._chosen[0] is not self.stages.now.data:
             self._chosen = self.stages.now.data, chosen(self.all, self.stages.now.data, set(self.stages.state.retired))
         return self._chosen[1]
@@ -178,7 +176,7 @@ class DataSource:
         return Prompt(index, problem, self.prompt_format.prompt_of(problem))
 
     def measure(self, problems: Sequence[Problem]) -> list[Problem]:
-        """Problems whose prompts leave no room for a completion. Slow, and safe in a thread: call it before the run.
+        """Problems, in their order, whose prompts leave no room for a completion. Slow, and safe in a thread.
 
         A text has at most as many tokens as bytes, and at least its letters divided by those of the longest token, so
         most are not rendered (a megabyte would take seconds). The others are, from the longest down, until
@@ -191,7 +189,7 @@ class DataSource:
             for one, form in zip(problems, forms, strict=True)
         ]
         doubtful = sorted((pair for pair in sizes if pair[0] > self.room), key=lambda pair: -pair[0])
-        long, fitting, longest = [], 0, self.prompt_format.chat.longest_token
+        long, fitting, longest = set[str](), 0, self.prompt_format.chat.longest_token
         for _, problem in doubtful:
             count = len(problem.text + problem.prefix) // longest
             if count <= self.room:
@@ -199,10 +197,10 @@ class DataSource:
             fitting = 0 if count > self.room else fitting + 1
             if count > self.room:
                 self.long[problem.id] = count
-                long.append(problem)
+                long.add(problem.id)
             elif fitting >= FITTING_IN_A_ROW:
                 break
-        return long
+        return [problem for problem in problems if problem.id in long]
 
     def draw(self, index: int) -> Prompt:
         """The first prompt at or after `index` that fits the model's length; longer ones are skipped."""
@@ -223,8 +221,7 @@ class DataSource:
 
     def probe(self) -> list[list[int]]:
         """[sequences][tokens] fixed sequences that trainers and engines score after weight updates, to prove that
-        both hold the same model: ends of problems with their answers, the longest of several, each of another length
-        and from another problem on."""
+        both hold the same model: ends of problems with their answers, each of another length and problem."""
         sequences: list[list[int]] = []
         longest = min(PROBE_TOKENS[-1], self.stages.now.model.max_tokens - 1)
         problems = itertools.cycle(self.all)

@@ -124,8 +124,7 @@ async def load_offline(
 
 
 def offline_count(config: Config) -> int:
-    """Offline groups of a batch, next to rollout.prompts_per_step sampled ones: data.offline_share of both, in whole
-    minibatches and at least one of each."""
+    """Offline groups of a batch: data.offline_share of it, in whole minibatches and at least one of each."""
     share, parts = config.data.offline_share, config.optimiser.minibatches
     if not share:
         return 0
@@ -135,8 +134,7 @@ def offline_count(config: Config) -> int:
 def read_offline(paths: Sequence[Path], prompts: PromptFormat, config: Config) -> OfflineGroups:
     """The groups of all files, those without rewards still to be scored. Slow.
 
-    Raises DataError naming the lines that cannot be used, ConfigError where the objective cannot learn from what is
-    there.
+    Raises DataError naming the lines that cannot be used, ConfigError where the objective cannot learn from them.
     """
     groups, faults, long = list[Group](), list[str](), 0
     single: dict[tuple[int, ...], Group] = {}

@@ -38,8 +38,7 @@ def columns_of_rewards(config: Config) -> dict[str, str]:
 
 
 def read_files(config: Config, train: Path | None, validation: Path | None) -> list[ProblemFile]:
-    """Read the files of problems: those to train on, then those to validate on, and look for problems that are in
-    them more than once. Raises DataError."""
+    """Read the files of problems: to train on, then to validate on; look for copies in them. Raises DataError."""
     kept = columns_of_rewards(config)
     name, files = config.environment.name, list[ProblemFile]()
     if train is not None:
@@ -81,8 +80,7 @@ class RunData:
             self.progress.note(isolation)
 
     def steps(self, imitates: bool = True) -> list[tuple[str, Callable[[], Awaitable[None]]]]:
-        """(what is read, how), in order; each raises what a launch is refused for. imitates: whether demonstrations
-        are still to be imitated."""
+        """(what is read, how), in order; each raises what a launch is refused for. imitates: with demonstrations."""
         steps = [
             ("data.offline", self._read_offline),
             ("environments", self._start_environments),

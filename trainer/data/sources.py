@@ -140,8 +140,7 @@ def data_settings(config: Config) -> dict[str, str]:
 
 
 def data_file(config: Config, setting: str, value: str) -> Path | None:
-    """The file that a setting names, generated or fetched where it is not there; None for "". Raises DataError and
-    ConfigError."""
+    """The file of a setting, generated or fetched where it is not there; None for "". Raises DataError, ConfigError."""
     if value.startswith(REASONING_GYM) and setting in ("data.train", "data.validation"):
         return generate(config, setting, value)
     if value.startswith(HUB) or value.endswith(PARQUET):
@@ -236,7 +235,7 @@ def offline_files(config: Config) -> tuple[Path, ...]:
         return (path,)
     files = sorted((path / "rollouts").glob("step_*.jsonl"), key=lambda it: int("0" + it.stem.removeprefix("step_")))
     if not files:
-        raise DataError(f"data.offline = '{path}': it is neither a file nor a run's folder with rollouts/step_N.jsonl")
+        raise DataError(f"data.offline = '{path}': {missing(path)}, and no run's folder with rollouts/step_N.jsonl")
     settings = path / "config.toml"
     recorded = tomllib.loads(settings.read_text(encoding="utf-8")) if settings.is_file() else {}
     then = recorded.get("rollout", {}).get("temperature", config.rollout.temperature)

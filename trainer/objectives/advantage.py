@@ -99,8 +99,7 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def divisor(values: Sequence[float]) -> float:
-    """What advantages are divided by: their deviation, or 1 where that is below LEAST_DEVIATION: rewards that differ by
-    their rounding alone must not become advantages of +-1."""
+    """What advantages are divided by: their deviation, or 1 below LEAST_DEVIATION, which is rounding."""
     spread = deviation(values)
     return spread if spread >= LEAST_DEVIATION else 1.0
 
@@ -178,9 +177,8 @@ def advantages(
         none        A_i (Dr. GRPO, arXiv 2503.20783)
 
     groups: [groups, samples] rewards; what is not graded is masked: None, in no mean and no deviation. Returns the same
-    shape. The deviation is the population's, over sequences. Magistral also takes off the minibatch mean of A: it is 0
-    here, because groups are whole. Advantages with a deviation below LEAST_DEVIATION stay as they are: 0, but for
-    rounding. Raises NonFinite.
+    shape. The deviation is the population's, over sequences. Magistral's minibatch mean of A is 0 here: groups are
+    whole. Advantages with a deviation below LEAST_DEVIATION stay: 0, but for rounding. Raises NonFinite.
     """
     known = [
         group_advantages([reward for reward in group if reward and graded(reward)], settings, weights)
@@ -222,8 +220,7 @@ def turn_advantages(
 
     That of turn t is the discounted sum of the completion's rewards from t on, less the mean of the same over the
     group's completions that have a turn t (of the others', with "leave_one_out"). Scale "group" divides by the
-    deviation of the same values, those of one turn of a group; "minibatch" by that over all turns of the step. Raises
-    NonFinite.
+    deviation of these values of one turn; "minibatch" by that over all turns of the step. Raises NonFinite.
     """
     rows: list[list[list[float] | None]] = []
     for group in groups:

@@ -126,8 +126,7 @@ def each_reward(components: Sequence[Sequence[float]], weights: Sequence[float])
     """A_i = sum_c weight_c (r_ci - mean_j r_cj) / std_j r_cj: each reward by itself (GDPO, arXiv 2601.05242).
 
     components: [rewards][completions], not yet times their weights; weights: [rewards]. std is the population's; a
-    reward that is the same (to the last bit) for the whole group adds nothing. GDPO then scales over the
-    minibatch, as the caller does.
+    reward that is the same (to the last bit) for the whole group adds nothing. The caller scales over the minibatch.
     """
     columns: list[list[float]] = []
     for rewards, weight in zip(components, weights, strict=True):

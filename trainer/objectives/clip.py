@@ -37,8 +37,7 @@ def clipped(
     """min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), and where the lower and the upper bound end its gradient.
 
     PPO (arXiv 1707.06347); clip_high above clip_low: DAPO (arXiv 2503.14476), Magistral (arXiv 2506.10910). With
-    dual_clip = c and A < 0 it is at least c A (arXiv 1912.09729). The lower bound acts on A < 0, the upper on A > 0.
-    All [loss_tokens].
+    dual_clip = c and A < 0 it is at least c A (arXiv 1912.09729). Lower bound: A < 0; upper: A > 0. All [loss_tokens].
     """
     low, high = 1.0 - clip_low, 1.0 + clip_high
     objective = torch.minimum(ratio * advantages, ratio.clamp(low, high) * advantages)
@@ -107,8 +106,7 @@ class ClippedRatio(Objective):
         return "" if self.unweighted else "log-probs"
 
     def log_ratios(self, inputs: LossInputs) -> Tensor:
-        """[loss_tokens] log r_t, with gradients. The policy at the start of the batch is the one now if it was not
-        kept."""
+        """[loss_tokens] log r_t, with gradients. A policy that was not kept is the one now."""
         if self.ratio_reference.kind == "rollout":
             return inputs.logprobs - inputs.behaviour
         return inputs.logprobs - (inputs.logprobs.detach() if inputs.old is None else inputs.old)

@@ -207,8 +207,7 @@ class Jepo(PolicyGradient):
     ) -> list[list[TrainSequence | None]]:
         """Return, of bounded groups, the reasoning with the ground truth after it, and the penalties as advantages.
 
-        A group in which one would be longer than model.max_tokens is trained by its rewards, since a cut answer has
-        another likelihood.
+        A group in which one would be longer than model.max_tokens is trained by its rewards.
         """
         rows = super().sequences(groups, config, chat, values)
         for number, group in enumerate(groups):

@@ -1,8 +1,7 @@
 """The objectives by name, and how `[objective]` of a settings file becomes one.
 
-`publish` registers a name with its class and the values of its paper. All files of this folder are read; a file of a
-user's own is named by its path: `[objective] name = "my_loss.py:mine"`. It runs as a module of the trainer does.
-examples/objectives/ has such files.
+`publish` registers a name with its class and the values of its paper. All files of this folder are read; a user's is
+named by its path, `[objective] name = "my_loss.py:mine"`, and runs as a module of the trainer (examples/objectives/).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from shared.config import Config
 from shared.errors import ConfigError
 from shared.section import Section, merged
 from shared.settings_file import peer_settings
-from shared.user_file import run_file
+from shared.user_file import missing, run_file
 from trainer import objectives
 from trainer.objectives.objective import Need, Objective
 from trainer.objectives.tables import explain
@@ -85,7 +84,7 @@ def find(name: str) -> PublishedObjective:
         path = Path(file).resolve()
         if not path.is_file():
             raise ConfigError(
-                f'objective.name = "{name}": there is no file {path} (paths start at the working directory)'
+                f'objective.name = "{name}": {missing(Path(file))} (paths start at the working directory)'
             )
         known = _run_once(path)
     if short in known:

@@ -91,10 +91,9 @@ class Agro(Regularised):
         return super().needs | {Need.GROUPS}
 
     def loss(self, inputs: LossInputs) -> LossTerm:
-        """sum_i weight_i n/(n - 1) 1/2 (R_i - mean_j R_j)^2 / beta over each group of n.
+        """sum_i weight_i n/(n - 1) 1/2 (R_i - mean_j R_j)^2 / beta over each group of n; 0 for n = 1.
 
-        Its expected gradient is that of 1/2 Var R / beta: the other samples take the place of the mean. A completion
-        alone in its group adds nothing.
+        Its expected gradient is that of 1/2 Var R / beta: the other samples take the place of the mean.
         """
         group, groups = inputs.completions.group, inputs.completions.groups
         rewards, weights = self.regularised_rewards(inputs)

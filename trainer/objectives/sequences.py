@@ -1,7 +1,4 @@
-"""Turns completions and demonstrations into sequences to train.
-
-No torch.
-"""
+"""Turns completions and demonstrations into sequences to train. No torch."""
 
 from __future__ import annotations
 
@@ -41,9 +38,7 @@ class Demonstration(NamedTuple):
 
 def sft_sequences(examples: Sequence[Demonstration]) -> list[TrainSequence]:
     """Demonstrations of one SFT step, each imitated token weighing the same (mean negative log-likelihood over tokens).
-
-    examples: [batch].
-    """
+    examples: [batch]."""
     masks = [mask or bytes([IMITATED]) * len(completion) for _, completion, mask in examples]
     total = sum(mask.count(IMITATED) for mask in masks)
     return [

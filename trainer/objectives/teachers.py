@@ -82,9 +82,10 @@ class Teacher:
     def __init__(self, settings: ServedTeacher, deadline_s: float):
         """deadline_s: for one request with all its attempts. Raises ConfigError where the variable of the key is not
         set."""
-        self.url, self.model, self.deadline_s = settings.url.rstrip("/"), settings.model, deadline_s
+        self.model, self.deadline_s = settings.model, deadline_s
         headers = key_headers(settings.key_variable, "objective.teacher.key_variable")
-        self.endpoint = ApiEndpoint(self.url, self.model, headers, deadline_s)
+        self.endpoint = ApiEndpoint(settings.url, self.model, headers, deadline_s)
+        self.url = self.endpoint.url
         self.name = f'objective.teacher.url = "{self.url}"'
         self.proven = False
         """whether it has answered correctly before, so that a failure may be temporary"""

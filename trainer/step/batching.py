@@ -131,8 +131,7 @@ def units_of(sequences: Sequence[TrainSequence], limit_tokens: int) -> list[Pack
 
 
 def largest_unit(sequences: Sequence[TrainSequence], ranks: int, budget_tokens: int) -> int:
-    """Limit for `units_of` in tokens: the budget; with several ranks at most a quarter of a rank's share, so that they
-    can be balanced."""
+    """Limit for `units_of` in tokens: the budget; with several ranks at most a quarter of a rank's share."""
     if ranks == 1:
         return budget_tokens
     return min(budget_tokens, -(-sum(len(sequence.token_ids) for sequence in sequences) // (4 * ranks)))

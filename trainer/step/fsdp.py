@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from rollout.weights.checksum import WORDS
+from rollout.weights.checksum import MODULUS, WORDS
 from rollout.weights.layout import own_share
 from shared.errors import RunError, SyncMismatch
 from shared.model import lora
@@ -39,10 +39,8 @@ def join(
     store: dist.Store, rank: int, world: int, device: torch.device, timeout_s: float, replicas: int = 1
 ) -> DeviceMesh:
     """Form the process group of the trainers (NCCL on CUDA, gloo on CPU) and a mesh over it: "shard", or with several
-    replicas "replicate" x "shard".
-
-    store: of this launch attempt, shared by the trainers. A collective that waits longer than timeout_s ends the
-    process.
+    replicas "replicate" x "shard". store: of this launch attempt, shared by the trainers. A collective that waits
+    longer than timeout_s ends the process.
     """
     timeout = datetime.timedelta(seconds=timeout_s)
     if device.type == "cuda":
@@ -234,6 +232,16 @@ def compare_replicas(model: nn.Module, when: str) -> None:
         "other files, compute otherwise or have faulty memory; go on from the last checkpoint, or set "
         "placement.replicas = 1"
     )
+
+
+@torch.no_grad()
+def add_checksums(part: dict[str, int], names: Iterable[str], device: torch.device) -> dict[str, int]:
+    """Add up the ranks' parts of tensors' checksums modulo 2**64, which is how sums of int64 wrap. names: of all
+    tensors, in the same order on every rank. Returns the sums on rank 0, nothing elsewhere. A collective."""
+    names = list(names)
+    signed = [value - MODULUS if (value := part.get(name, 0)) >= MODULUS // 2 else value for name in names]
+    dist.reduce(sums := torch.tensor(signed, dtype=torch.int64, device=device), 0)
+    return {} if dist.get_rank() else {name: value % MODULUS for name, value in zip(names, sums.tolist(), strict=True)}
 
 
 def gather_full(parameters: Iterable[tuple[str, nn.Parameter]], dtype: torch.dtype) -> Iterator[tuple[str, Tensor]]:

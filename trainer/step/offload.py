@@ -15,8 +15,7 @@ from trainer.step.fsdp import local
 
 
 class HostMemory:
-    """Holds the contents of tensors whose device memory was given back. Its own memory (pinned, with a GPU) stays for
-    the next time."""
+    """Holds the contents of tensors whose device memory was given back, in memory (pinned) that it keeps."""
 
     def __init__(self) -> None:
         self.kept: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}

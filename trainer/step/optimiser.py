@@ -42,8 +42,7 @@ def make_optimiser(model: nn.Module, settings: Optimiser) -> torch.optim.AdamW:
 def reset(optimiser: torch.optim.Optimizer, step: int = 0) -> None:
     """Set the moments to zero and the step count to `step`, as if nothing had been learned.
 
-    The state exists from the start, so that its memory is taken at once, its types can be printed, and a checkpoint
-    before the first step is complete.
+    The state exists from the start: its memory is taken at once, and a checkpoint before the first step is complete.
     """
     for parameter in parameters_of(optimiser):
         optimiser.state[parameter] = {
@@ -114,8 +113,7 @@ def clip(model: nn.Module, max_norm: float, group: dist.ProcessGroup | None) -> 
 
 
 def first_non_finite(model: nn.Module, group: dist.ProcessGroup | None) -> tuple[str, str]:
-    """Name of the first parameter, in model order over all ranks, whose gradient is not finite, and a text about
-    its values."""
+    """Name of the first parameter over all ranks whose gradient is not finite, and a text about its values."""
     names = [name for name, _ in model.named_parameters()]
     bad = [
         0 if parameter.grad is None else int((~torch.isfinite(local(parameter.grad))).sum())

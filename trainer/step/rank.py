@@ -162,6 +162,8 @@ class TrainerRank:
         self.objective = objective_of(config)
         self.auxiliary = AuxiliaryModels()
         self.sender: WeightSender | None = None
+        self.parts: list[dict[str, int]] = []
+        """[versions] this rank's parts of the checksums of the last two versions"""
         self.writer: shards.ShardWriter | None = None  # of the checkpoint that was begun last
         self.extra_files: dict[str, Written] = {}  # in that checkpoint besides, written already
         self.host = HostMemory()
@@ -301,7 +303,14 @@ class TrainerRank:
         published = PublishedWeights(version, size_bytes, seconds, probe=scored if self.rank == 0 else [])
         if proof:
             published.add_checksums(self.sender)
+            self.parts = [*self.parts[-1:], published.checksums]
+            published.checksums = fsdp.add_checksums(published.checksums, self.sender.layout.places, self.role.device)
         return published
+
+    @call("parts of the checksums", deadline="step")
+    def checksum_parts(self) -> list[dict[str, int]]:
+        """Return this rank's parts of the checksums of the last two versions, the older one first."""
+        return self.parts
 
     @torch.no_grad()
     def score(self, sequences: list[list[int]]) -> list[list[float]]:
@@ -341,15 +350,13 @@ class TrainerRank:
 
     @call("writing of the checkpoint", deadline="step", survives=(CheckpointError,))
     def saved(self) -> dict[str, Written] | None:
-        """What was written since `save`, by name in the folder; None while the disk is at it. Raises CheckpointError if
-        it did not take it."""
+        """What was written since `save`, by name; None while the disk is at it. Raises CheckpointError."""
         assert self.writer is not None
         return None if not self.writer.outcome.done() else self.extra_files | self.writer.files()
 
     @call("export", deadline="step")
     def export(self, folder: str) -> None:
-        """Write the policy as a Hugging Face folder (safetensors, config, tokenizer) in the engines' dtype, adapters
-        merged."""
+        """Write the policy as a Hugging Face folder in the engines' dtype, adapters merged."""
         dtype: torch.dtype = getattr(torch, self.config.model.dtype)
         gathered = fsdp.gather_full(fsdp.trained(self.decoder), dtype)
         if self.config.lora.rank:

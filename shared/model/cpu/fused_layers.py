@@ -1,11 +1,8 @@
 """Parts of a layer with hand-written gradients: they pass over memory less often, and keep less of it, than autograd.
 
-Same formulas, same rounding forward; what costs little to compute again is not kept for the backward pass. Weights may
-be of a wider type than the input: they are rounded to its type for each product, and that copy is not kept either. The
-product of an adapter is added to that of its layer before the sum is rounded.
-
-On a GPU, what comes between two products is compiled into a kernel or two (`fuse`): eager, each operation would read
-and write all of its memory.
+Same formulas, same rounding forward; what costs little to compute again is not kept for the backward pass. Wider
+weights are rounded to the input's type for each product, and that copy is not kept either. The product of an adapter is
+added to that of its layer before the sum is rounded. On a GPU, what comes between two products is compiled (`fuse`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Each kind of missed weight is found and named."""
 
 import pytest
+from msgspec.structs import replace
 
 from rollout.weights.checksum import Columns, add_parts
 from rollout.weights.proof import (
@@ -99,6 +100,29 @@ def test_what_an_engine_computes_with_is_compared(checksums, columns, message):
     wrong = WeightsHeld({**HELD.checksums, **checksums}, HELD.copies, {**HELD.columns, **columns})
     with pytest.raises(SyncMismatch, match=message):
         compare_held(NEW, wrong, 2, OLD)
+
+
+def test_checksums_that_the_trainers_added_up_are_compared_once_and_a_failure_still_names_the_rank():
+    """Rank 0 reports the sums; which rank's rows are old is seen in the parts, which are asked for then."""
+
+    def summed(parts: list[PublishedWeights]) -> list[PublishedWeights]:
+        whole = add_parts(part.checksums for part in parts)
+        return [replace(part, checksums={} if number else whole) for number, part in enumerate(parts)]
+
+    proof, parts = WeightProof("bfloat16"), [[old.checksums, new.checksums] for old, new in zip(OLD, NEW, strict=True)]
+    proof.before = summed(OLD)
+    replies = [Updated(engine, 7, {}, 0, HELD, scored_version=7) for engine in range(3)]
+    proof.check(summed(NEW), replies, [])
+    proof.name_ranks(parts)
+    proof.before = summed(OLD)
+    stale = WeightsHeld({**HELD.checksums, "e": 10 + 6}, HELD.copies, HELD.columns)
+    with pytest.raises(SyncMismatch, match="engine 1 does not hold .*: e differ"):
+        proof.check(summed(NEW), [replies[0], replace(replies[1], held=stale), replies[2]], [])
+    proof.name_ranks([versions[1:] for versions in parts])
+    with pytest.raises(
+        SyncMismatch, match="engine 1 does not hold .*: the rows of trainer rank 1 in e still of the prev"
+    ):
+        proof.name_ranks(parts)
 
 
 def test_a_tensor_that_was_not_read_back_is_missed():

@@ -147,7 +147,7 @@ def test_an_objective_of_ones_own_is_a_file(tmp_path, monkeypatch):
     assert logprobs.grad is not None and logprobs.grad.tolist() == [-1.0, 0.5]
     for objective, message in (
         ({"name": "my_loss.py:leaky", "clip_low": 0.1}, "objective.clip_low = 0.1 has no effect"),
-        ({"name": "my_los.py:leaky"}, "there is no file"),
+        ({"name": "my_los.py:leaky"}, "there is no such file"),
         ({"name": "my_loss.py:leaki"}, f"{tmp_path / 'my_loss.py'} was read, and publishes leaky"),
         ({"name": "bad.py:mine"}, f"{tmp_path / 'bad.py'} fails with ZeroDivisionError: division by zero in line 2"),
         ({"name": "ends.py:mine"}, "ends.py fails with SystemExit: 3 in line 1"),
