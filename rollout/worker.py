@@ -199,15 +199,12 @@ class EngineRank:
         self.awake.set()
         await self.run_exclusive("waking", self.engine.wake)
 
-    @call("snapshot of running completions", deadline="step", survives=(CheckpointError,))
+    @call("snapshot of running completions", deadline="step", survives=(CheckpointError, DiskError))
     async def snapshot(self, folder: str) -> dict[str, Written]:
         """Write all unfinished completions of training, as they are now, into a checkpoint; returns what was written,
-        by name. Raises CheckpointError."""
+        by name. Raises CheckpointError, DiskError."""
         path = Path(folder) / f"engine-{self.role.rank_in_role}.msgpack"
-        try:
-            unfinished = await self.engine.snapshot([one for one in self.engine.unfinished() if one.group >= 0])
-        except DiskError as error:
-            raise CheckpointError(str(error)) from error
+        unfinished = await self.engine.snapshot([one for one in self.engine.unfinished() if one.group >= 0])
         files = [file for completion in unfinished for file in completion.routes]
         routes = await asyncio.to_thread(route_files.save, self.config.run_dir, files, path.parent) if files else {}
         return {path.name: await asyncio.to_thread(record_file.write, path, unfinished), **routes}

@@ -78,14 +78,6 @@ def too_long(size_bytes: int) -> str:
     )
 
 
-def _encoded(request: CallRequest[Any]) -> bytes:
-    """Encode a call. Raises RunError for one above the wire's bound."""
-    content = encode(request.message)
-    if text := too_long(len(content)):
-        raise errors.RunError(f"'{request.phase}': {text}")
-    return content
-
-
 async def _answered(
     futures: Mapping[int, asyncio.Future[Any]], patience_s: float, excused: Callable[[], set[int]]
 ) -> set[asyncio.Future[Any]]:
@@ -234,7 +226,7 @@ class Hub:
 
     async def post(self, rank: int, request: CallRequest[Any]) -> None:
         """Call a rank without waiting for its answer."""
-        self._send(rank, framed(0, _encoded(request)))
+        self._send(rank, framed(0, encode(request.message)))
 
     def _send(self, rank: int, frame: bytes) -> None:
         """Send without waiting. What is sent to a rank that has just died is lost: a moment later its parent reports
@@ -270,7 +262,9 @@ class Hub:
         try:
             for rank, request in requests.items():
                 if request is not encoded:  # one for all ranks is encoded once; of others, one is there at a time
-                    encoded, content = request, _encoded(request)
+                    encoded, content = request, encode(request.message)
+                    if text := too_long(len(content)):
+                        raise errors.RunError(f"'{request.phase}': {text}")
                 futures[rank] = self._begin(rank, numbers[rank], request, content)
             began, asked = time.monotonic(), next(iter(requests.values()))
             kind = asked.call.method.__qualname__

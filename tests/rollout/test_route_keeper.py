@@ -17,7 +17,7 @@ from rollout.routes import RouteKeeper
 from rollout.trial import Trial
 from rollout.worker import EngineRank
 from shared import record_file, route_files
-from shared.errors import CheckpointError, DiskError
+from shared.errors import DiskError
 from shared.launch.batch_queue import BatchQueue
 from shared.launch.messages import Finished, GenerateRequest
 from shared.types import Completion
@@ -118,7 +118,7 @@ async def test_a_rank_writes_routes_before_it_reports_and_into_a_checkpoint(tmp_
     rank.engine.outputs.routes.add(going, routed(0, 3))
     (tmp_path / "routes" / "7").rename(tmp_path / "elsewhere")
     (tmp_path / "routes" / "7").write_text("in the way")
-    with pytest.raises(CheckpointError, match="routes/7"):  # which the rank survives
+    with pytest.raises(DiskError, match="routes/7"):  # which the rank survives
         await rank.snapshot(str(partial))
 
 

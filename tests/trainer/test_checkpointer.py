@@ -111,12 +111,11 @@ def test_routes_stay_until_no_checkpoint_that_may_name_them_is_being_written(tmp
             routes = [route_files.write(run_dir, f"{index}/0.0.0", b"abcdef", 2)]
             ledger.receive(Completion(index, 0, 7, [1, 2], [-1.0, -1.0], finish_reason="stop", routes=routes))
         ledger.version = 3
-        checkpointer.forget_routes([ledger.groups.pop(1)])
+        await checkpointer.forget_routes([ledger.groups.pop(1)])
         await checkpointer.save()
         assert files_in(run_dir) == ["routes/0/0.0.0"]
         ledger.version = 4
-        checkpointer.forget_routes([ledger.groups.pop(0)])
-        await checkpointer._remove_routes()
+        await checkpointer.forget_routes([ledger.groups.pop(0)])
         assert files_in(run_dir) == ["routes/0/0.0.0"], "step 3 is being written"
         disk.taken = True
         await checkpointer.save()

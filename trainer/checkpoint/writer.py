@@ -173,15 +173,13 @@ class Checkpointer:
     shards: asyncio.Future[dict[str, Written]] = field(init=False)
     """files that the trainers have written for the checkpoint under way"""
 
-    def forget_routes(self, groups: Iterable[Group]) -> None:
-        """Let the routes of these groups be removed: they were trained, or are not to be."""
+    async def forget_routes(self, groups: Iterable[Group] = ()) -> None:
+        """Remove the routes of groups that were trained or dropped, once no checkpoint that may name them is being
+        written."""
         self.unneeded |= {group.prompt.index for group in groups if any(one.routes for one in group.completions)}
-
-    async def _remove_routes(self) -> None:
-        """Remove routes that nobody needs; a checkpoint that is being written may name them until it is whole."""
         if self.unneeded and self.writing is None:
-            groups, self.unneeded = self.unneeded, set()
-            await asyncio.to_thread(route_files.remove, self.config.run_dir, groups)
+            unneeded, self.unneeded = self.unneeded, set()
+            await asyncio.to_thread(route_files.remove, self.config.run_dir, unneeded)
 
     async def save_if_due(self, after: Awaitable[None] | None = None) -> None:
         """Save every `checkpoint.every` versions, the last one, and each that is to be evaluated (it may be best)."""
@@ -193,7 +191,6 @@ class Checkpointer:
         due = bool(every) and version % every == 0 or evaluation_due(self.config, version)
         if version == self.config.last_version or due:
             await self.save(after)
-        await self._remove_routes()
 
     async def save(self, after: Awaitable[None] | None = None) -> None:
         """Save now; returns when the state is taken, and `finish` when it is on the disk. A failure stops the run or is
@@ -203,7 +200,7 @@ class Checkpointer:
         """
         version = self.ledger.version
         await self.finish()
-        await self._remove_routes()
+        await self.forget_routes()
         if version == self.saved:
             return
         if after is not None:
