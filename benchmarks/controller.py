@@ -3,9 +3,10 @@
 The whole loop of a launch (scripted.py) with engines and trainers that answer at once over real ZeroMQ, groups of 16
 completions of 32 tokens: as fast as it can, beside the same messages through the bare wire, which neither keeps nor
 learns anything; with the heartbeats of all ranks, whose thread is measured by itself, and once more where ranks do
-nothing else and prove who they are; and with the real scorer, whose cost is also given alone. Memory is that of the
-controller's process. The scripted ranks are one process: where it uses a whole core, the controller could do more.
-Weight updates with proof are those of whole launches: as many trainers, engines and tensors as large models have.
+nothing else and prove who they are; and with the real scorer, whose cost is also given alone. What a large batch, with
+the routes of a mixture too, puts through the controller is counted in real messages. Memory is that of the controller's
+process. The scripted ranks are one process: where it uses a whole core, the controller could do more. Weight updates
+with proof are those of whole launches: as many trainers, engines and tensors as large models have.
 """
 
 from __future__ import annotations
@@ -40,13 +41,15 @@ from examples.quickstart.word_problems import calculate, complete, make_word_pro
 from rollout.client import EngineClient
 from rollout.weights.proof import Updated, WeightsHeld
 from rollout.worker import EngineRank
+from shared import route_files
 from shared.chat import Chat
 from shared.config import Config
 from shared.launch.calls import CallReply, encode, request
 from shared.launch.messages import Finished, GenerateRequest
-from shared.types import Completion, Problem, Prompt, VersionSpan
+from shared.types import Completion, Group, MicroBatch, Problem, Prompt, VersionSpan
 from trainer.client import TrainerClient
 from trainer.ledger import Ledger
+from trainer.objectives.sequences import sequence_of
 from trainer.stages import Stages
 from trainer.step.rank import TrainerRank
 from verify.scorer import RewardScorer
@@ -61,6 +64,10 @@ KEEPER_CORES = 0.1
 STEPS, QUICK_STEPS = {10: 80, 100: 24, 1000: 6}, {10: 8, 100: 8, 1000: 4}
 """engines -> optimiser steps of a run"""
 FLAT_GROUPS = 10_000
+BATCH_COMPLETIONS, BATCH_TOKENS, BATCH_GB, HELD_BYTES = 2048, 12_000, 2.5, 60.0
+"""a large batch; most that it may put through the controller, and that a token may take there"""
+ROUTE_BYTES = 48 * 8
+"""routes of a token of Qwen3-30B-A3B: layers x experts"""
 UPDATES = {"70B, 128 trainers, 64 engines": (128, 64, 723), "24B, 64 trainers, 1,000 engines": (64, 1000, 363),
            "405B, 512 trainers, 32 engines": (512, 32, 1138)}  # fmt: skip
 """model -> its trainers, engines and tensors"""
@@ -120,11 +127,41 @@ def flatness(found: list[Measures], name: str) -> Figure:
     return Figure(name, values, "", "that after a quarter of them", "lower", 1.02)
 
 
-def group_bytes(tokens: int, groups: int = 100) -> float:
-    """Return the bytes of an open group whose completions have so many tokens, as they come from the wire."""
+def make_completion(tokens: int, run_dir: Path | None = None) -> Completion:
+    """A completion that ended. run_dir: with routes of Qwen3-30B-A3B, in a file there."""
     ids, logprobs = [300 + number for number in range(tokens)], [-0.1 - number for number in range(tokens)]
-    arrived = Completion(0, 0, 0, ids, logprobs, [VersionSpan(0, 0, tokens)], "stop")
-    content = msgspec.msgpack.encode(Finished([arrived]))
+    completion = Completion(0, 0, 0, ids, logprobs, [VersionSpan(0, 0, tokens)], "stop")
+    if run_dir is not None:
+        routed = PROMPT_TOKENS + tokens - 1
+        completion.routes = [route_files.write(run_dir, "0/0.0.0", bytes(routed * ROUTE_BYTES), routed)]
+    return completion
+
+
+def wire_bytes(completion: Completion) -> int:
+    """Return the bytes of the messages in which a completion comes from its engine and goes to its trainer."""
+    group = Group(Prompt(0, problems(1)[0], [300] * PROMPT_TOKENS), [completion], [None])
+    share = [MicroBatch([sequence_of(group, completion, [1.0])])]
+    sent = request(TrainerRank.forward_backward, share, 1.0)
+    return sum(len(msgspec.msgpack.encode(message)) for message in (Finished([completion]), sent.message))
+
+
+def routes(tokens: int) -> Iterator[Figure]:
+    """Yield what a batch of 2,048 x 12,000 tokens puts through the controller, from one completion of so many tokens,
+    and what the controller holds of each token; without routes, and with."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, run_dir in (("", None), (", with a mixture's routes", Path(folder))):
+            short, long = (make_completion(count, run_dir) for count in (tokens, 2 * tokens))
+            each = (wire_bytes(long) - wire_bytes(short)) / tokens
+            batch = BATCH_COMPLETIONS * (wire_bytes(short) + each * (BATCH_TOKENS - tokens))
+            text = f"in and out for a batch of {BATCH_COMPLETIONS:,} completions of {BATCH_TOKENS:,} tokens{name}"
+            yield Figure(text, [batch / 1e9], "GB", better="lower", target=BATCH_GB)
+            text, held = f"memory of each further token of a completion{name}", token_bytes(run_dir)
+            yield Figure(text, [held], "bytes", better="lower", target=HELD_BYTES)
+
+
+def group_bytes(tokens: int, groups: int = 100, run_dir: Path | None = None) -> float:
+    """Return the bytes of an open group whose completions have so many tokens, as they come from the wire."""
+    content = msgspec.msgpack.encode(Finished([make_completion(tokens, run_dir)]))
     sizes = {"prompts_per_step": groups, "group_size": GROUP_SIZE}
     ledger = Ledger(Stages(Config.model_validate({"rollout": sizes})))
     problem = problems(1)[0]
@@ -142,9 +179,9 @@ def group_bytes(tokens: int, groups: int = 100) -> float:
         tracemalloc.stop()
 
 
-def token_bytes() -> float:
+def token_bytes(run_dir: Path | None = None) -> float:
     """Return what one more token in every completion adds to a group's memory, for each of them, in bytes."""
-    return (group_bytes(1000, 20) - group_bytes(500, 20)) / (500 * GROUP_SIZE)
+    return (group_bytes(1000, 20, run_dir) - group_bytes(500, 20, run_dir)) / (500 * GROUP_SIZE)
 
 
 def stories(chat: Chat, count: int) -> tuple[list[Problem], list[list[int]]]:
@@ -245,7 +282,7 @@ def controller(quick: bool) -> Iterator[Figure]:
     for engines, steps in (QUICK_STEPS if quick else STEPS).items():
         yield from saturated(engines, steps, repeats=1 if quick else 3)
     yield Figure(f"memory of an open group of {GROUP_SIZE} x {TOKENS} tokens", [group_bytes(TOKENS) / 1e3], "kB")
-    yield Figure("memory of each further token of a completion", [token_bytes()], "bytes")
+    yield from routes(1000)
     for name, (trainers, engines, tensors) in UPDATES.items():
         yield from asyncio.run(updates(name, trainers, engines, tensors, count=3 if quick else 10))
     found = [asyncio.run(heartbeats(Script(engines=1000, one_node=False), 10.0)) for _ in range(1 if quick else 3)]

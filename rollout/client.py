@@ -134,15 +134,18 @@ class EngineClient(RankClient):
         most, before = self.config.rollout.max_completion_tokens, sum(one.end - one.start for one in completion.turns)
         return completion.turn_start + min(self.config.environment.turn_tokens or most, most - before)
 
-    async def sample(self, prompt_ids: list[int], seeds: Sequence[int], temperature: float) -> list[Completion]:
-        """Sample outside of training: one completion of the prompt for each seed, [seeds]. temperature: 0 is greedy."""
+    async def sample(
+        self, prompt_ids: list[int], seeds: Sequence[int], temperature: float, keep_routes: bool = False
+    ) -> list[Completion]:
+        """Sample outside of the loop: one completion of the prompt for each seed, [seeds]. temperature: 0 is greedy.
+        keep_routes: they are trained on all the same."""
         group = -next(self._serial)
         completions, limit = (
             [Completion(group, *one) for one in enumerate(seeds)],
             self.config.rollout.max_completion_tokens,
         )
         quietest = min(self.ranks, key=lambda rank: self.live[rank])
-        asked = [GenerateRequest(prompt_ids, one, limit, temperature) for one in completions]
+        asked = [GenerateRequest(prompt_ids, one, limit, temperature, keep_routes) for one in completions]
         return await self._sample(asked, quietest)
 
     def episode(self, seed: int) -> Completion:
@@ -152,7 +155,7 @@ class EngineClient(RankClient):
     async def continue_turn(self, prompt_ids: list[int], completion: Completion, temperature: float) -> Completion:
         """Sample the next turn of an episode outside of training; all of them on one engine, as in `submit`."""
         rank = self.ranks[completion.group % len(self.ranks)]
-        asked = GenerateRequest(prompt_ids, completion, self._limit(completion), temperature)
+        asked = GenerateRequest(prompt_ids, completion, self._limit(completion), temperature, keep_routes=False)
         return (await self._sample([asked], rank))[0]
 
     async def _sample(self, requests: list[GenerateRequest], rank: int) -> list[Completion]:

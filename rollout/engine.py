@@ -59,7 +59,7 @@ class Engine:
         self.llm: TokenLLM | None = None
         self.receiver: WeightReceiver | None = None
         self.version = NO_VERSION
-        self.outputs = OutputCollector(engine)
+        self.outputs = OutputCollector(engine, config.run_dir)
         self.trial = Trial()
         self.warm_up_s = 0.0
         """seconds of the last start that the warm-up took"""
@@ -267,7 +267,7 @@ class Engine:
                 continue
             name = f"{completion.group}.{completion.index}.{next(self._serial)}"
             self.outputs.running[name] = request
-            params = sampling_params(request, self.stop_token_ids)
+            params = sampling_params(request, self.stop_token_ids, self.outputs.routes.known(completion))
             try:
                 await self._llm.submit(name, tokens, params, str(self.version), self._adapter)
             except EngineDeadError:
@@ -278,10 +278,17 @@ class Engine:
         if (request := self.trial.next()) is not None:
             await self._submit([request])
 
-    def snapshot(self) -> list[Completion]:
-        """Return copies of all unfinished completions."""
-        unfinished = [*self.outputs.running.values(), *self.trial.waiting]
-        return [copy_unfinished(request.completion) for request in unfinished]
+    def unfinished(self) -> list[Completion]:
+        """Return all unfinished completions."""
+        return [request.completion for request in (*self.outputs.running.values(), *self.trial.waiting)]
+
+    async def snapshot(self, completions: list[Completion]) -> list[Completion]:
+        """Return copies of unfinished completions as they are now, once their routes are in files. Raises DiskError."""
+        copies = [copy_unfinished(completion) for completion in completions]
+        routes = await self.outputs.routes.put_away(completions)
+        for each, files in zip(copies, routes, strict=True):
+            each.routes = files
+        return copies
 
     # ---- scoring ---------------------------------------------------------------------------------------------------
 

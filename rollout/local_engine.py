@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import signal
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
@@ -32,6 +33,7 @@ from shared.launch.calls import CallReply, CallRequest, Result, request
 from shared.launch.messages import Message, RankFailed, failure
 from shared.launch.ranks import count_gpus
 from shared.launch.rpc import raise_failure
+from shared.route_files import FOLDER
 from shared.types import Completion
 
 QUEUE_FACTOR = 2
@@ -138,6 +140,8 @@ class LocalEngine:
         self._link = LocalConnection("the engine")
         self.client = EngineClient(self._link, range(1), lambda: config, warn)
         self.rank = EngineRank(self._link, config, LocalRank(self.device, self.store), model_dir, own_weights=True)
+        self.keep_routes = False
+        """whether completions are trained on: the files of their routes live as long as they"""
         self.rank.engine.stop_token_ids = sorted(stop_ids) or self.rank.engine.stop_token_ids
         self._work: asyncio.Task[None] | None = None
         self._room = asyncio.Condition()
@@ -191,7 +195,11 @@ class LocalEngine:
             await self._room.wait_for(lambda: self._under_way < QUEUE_FACTOR * rollout.max_sequences)
             self._under_way += len(seeds)
         try:
-            return await self.guarded(self.client.sample(prompt_ids, seeds, rollout.temperature))
+            sampling = self.client.sample(prompt_ids, seeds, rollout.temperature, self.keep_routes)
+            completions = await self.guarded(sampling)
+            for file in (file for completion in completions for file in completion.routes):
+                weakref.finalize(file, (self.config.run_dir / FOLDER / file.name).unlink, missing_ok=True)
+            return completions
         finally:
             self._under_way -= len(seeds)
             async with self._room:

@@ -13,9 +13,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, FinishReason
 
+from rollout.routes import RouteKeeper
 from rollout.weights.layout import NO_VERSION
 from shared.errors import NonFinite, RunError
 from shared.launch.messages import GenerateRequest
@@ -93,8 +95,8 @@ class StepTimer:
 class OutputCollector:
     """Stores an engine's outputs in its requests, kept by request id. `on_finished` is called with each that ended."""
 
-    def __init__(self, engine: int):
-        self.engine = engine
+    def __init__(self, engine: int, run_dir: Path):
+        self.engine, self.routes = engine, RouteKeeper(run_dir)
         self.running: dict[str, GenerateRequest] = {}
         self.scoring: dict[str, Scoring] = {}
         self.step_timer = StepTimer()
@@ -136,8 +138,8 @@ class OutputCollector:
         if output.new_token_ids:
             logprobs = [] if output.new_logprobs is None else output.new_logprobs.logprobs[:, 0].tolist()
             extend(request.completion, output.new_token_ids, logprobs, version, self.engine)
-        if output.routed_experts is not None:
-            request.completion.routes.extend(row.tobytes() for row in output.routed_experts)
+        if output.routed_experts is not None and request.keep_routes:
+            self.routes.add(request.completion, output.routed_experts)
         if output.finish_reason is None:
             return
         self.running.pop(output.request_id)

@@ -123,8 +123,9 @@ def derive_seed(seed: int, tokens_there: int) -> int:
     return int.from_bytes(digest, "big") & SEED_MASK
 
 
-def sampling_params(request: GenerateRequest, stop_token_ids: list[int]) -> SamplingParams:
-    """Parameters for what is left of a request. The stop token itself is kept in the completion.
+def sampling_params(request: GenerateRequest, stop_token_ids: list[int], routed: int = 0) -> SamplingParams:
+    """Parameters for what is left of a request. The stop token itself is kept in the completion. routed: tokens whose
+    routes are there.
 
     Log-probs of sampled tokens only (logprobs=0), after temperature (the engine runs with processed_logprobs).
     """
@@ -136,7 +137,7 @@ def sampling_params(request: GenerateRequest, stop_token_ids: list[int]) -> Samp
         stop_token_ids=stop_token_ids,
         logprobs=0,
         detokenize=False,
-        routed_experts_prompt_start=len(request.completion.routes),
+        routed_experts_prompt_start=routed,
     )
 
 

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from rollout.weights.layout import NO_VERSION
 from rollout.weights.proof import Updated
 from rollout.weights.receiver import WeightReceiver
-from shared import record_file
+from shared import record_file, route_files
 from shared.config import Config
-from shared.errors import CheckpointError, DeadlineExceeded, EngineLost, RunError
+from shared.errors import CheckpointError, DeadlineExceeded, DiskError, EngineLost, RunError
 from shared.launch import deaths, watchdog
 from shared.launch.batch_queue import BatchQueue
 from shared.launch.calls import CallReply, CallRequest, call
-from shared.launch.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, Message, failure
+from shared.launch.messages import EngineEnded, EngineRestarted, Finished, GenerateRequest, Message, failure, parts
 from shared.launch.ranks import RankInfo
 from shared.record_file import Written
 from shared.types import Completion
@@ -199,13 +199,15 @@ class EngineRank:
         self.awake.set()
         await self.run_exclusive("waking", self.engine.wake)
 
-    @call("snapshot of running completions", deadline="step", survives=(CheckpointError,))
+    @call("snapshot of running completions", deadline="step", survives=(CheckpointError, DiskError))
     async def snapshot(self, folder: str) -> dict[str, Written]:
         """Write all unfinished completions of training, as they are now, into a checkpoint; returns what was written,
-        by name. Raises CheckpointError."""
-        unfinished = [completion for completion in self.engine.snapshot() if completion.group >= 0]
+        by name. Raises CheckpointError, DiskError."""
         path = Path(folder) / f"engine-{self.role.rank_in_role}.msgpack"
-        return {path.name: await asyncio.to_thread(record_file.write, path, unfinished)}
+        unfinished = await self.engine.snapshot([one for one in self.engine.unfinished() if one.group >= 0])
+        files = [file for completion in unfinished for file in completion.routes]
+        routes = await asyncio.to_thread(route_files.save, self.config.run_dir, files, path.parent) if files else {}
+        return {path.name: await asyncio.to_thread(record_file.write, path, unfinished), **routes}
 
     @call("stop of the engines", deadline=30, last=True)
     async def stop(self) -> None:
@@ -241,11 +243,14 @@ class EngineRank:
     # ---- helpers ---------------------------------------------------------------------------------------------------
 
     async def report(self) -> None:
-        """Send events as they come until cancelled; completions that have gathered travel in one message."""
+        """Send events as they come until cancelled; completions that have gathered travel together, their routes are in
+        files before."""
         while True:
             events = await self.events.take()
             if ended := [event for event in events if isinstance(event, Completion)]:
-                await self.link.send(0, Finished(ended))
+                await self.engine.outputs.routes.put_away(ended)
+                for part in parts(ended):
+                    await self.link.send(0, Finished(part))
             for event in events:
                 if not isinstance(event, Completion):
                     await self.link.send(0, event)

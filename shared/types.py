@@ -106,6 +106,17 @@ class TurnText(msgspec.Struct, frozen=True, omit_defaults=True):
     """why the environment did not answer the turn, "" if it did"""
 
 
+class RouteFile(msgspec.Struct, frozen=True, weakref=True):
+    """A file of `routes/` in the run's folder (route_files.py): the experts that an engine chose for tokens that follow
+    each other, [tokens, layers, experts of a token] uint8, or uint16 where there are more than 256."""
+
+    name: str
+    """group/index.anew.first token, with the prompt's tokens counted"""
+    tokens: int
+    bytes: int
+    sha256: str
+
+
 class Completion(msgspec.Struct, gc=False):
     """One answer of the policy to a prompt, or one episode in an environment; partial while `finish_reason` is None.
 
@@ -139,9 +150,9 @@ class Completion(msgspec.Struct, gc=False):
     """turns of an episode that have ended; [] without an environment"""
     anew: int = 0
     """how often the episode began anew, because its environment did not repeat itself"""
-    routes: list[bytes] = []
-    """[prompt + tokens - 1] of a mixture whose routes are replayed: the experts that the engine chose for each token
-    but the last, which it never read, [layers, experts of a token] uint8, or uint16 where there are more than 256"""
+    routes: list[RouteFile] = []
+    """of a mixture whose routes are replayed: files with those of its prompt and tokens, in order, but for the last
+    token, which the engine never read"""
 
     def __repr__(self) -> str:
         return f"Completion({self.group}, {self.index}, {len(self.token_ids)} tokens, {self.finish_reason})"
@@ -298,8 +309,10 @@ class TrainSequence(msgspec.Struct, gc=False):
     """name -> [loss tokens] log-probs, 0 for tokens that were not sampled: "behaviour" under the policy that sampled
     (the engine's), "old" under the policy at the start of the batch, where that is not the policy now, "teacher" under
     a teacher that is asked over HTTP"""
+    route_files: list[RouteFile] = []
+    """`Completion.routes`, which the trainer rank reads into `routes`"""
     routes: list[bytes] = []
-    """[tokens or fewer] `Completion.routes`; tokens without one go where the trainer's routers send them"""
+    """[tokens or fewer] a token's bytes in these files; tokens without go where the trainer's routers send them"""
     offline: bool = False
     """this run did not sample it: it may lack "behaviour", and says nothing about how engines and trainers agree"""
 

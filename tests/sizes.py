@@ -23,11 +23,11 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 CEILINGS = {
-    "shared": 11_660,
+    "shared": 11_797,
     "verify": 17_069,
     "environments": 2_891,
-    "rollout": 5_099,
-    "trainer": 14_382,
+    "rollout": 5_175,
+    "trainer": 14_409,
     "serve": 6_786,
     "dashboard": 1_885,
     "evaluation": 2_473,
@@ -40,13 +40,13 @@ CEILINGS = {
 """Most lines of each room. One rises only in a commit that lowers another by as much, so that their sum never rises; a
 commit that makes a room smaller lowers its ceiling. 0.1.0 raised it once, by 801 lines: a session from Python, TRL's
 rewards, the command `maestrale`, an engine's last words, threads that are measured. Models of many cards may raise it
-by 900; 222 are used: tables sharded by themselves, layers' inputs on the host, a head in float32, checksums that the
-trainers add up. Calls of served models as they were trained to write them raised it by 64."""
+by 900; 462 are used: tables sharded by themselves, layers' inputs on the host, a head in float32, checksums that the
+trainers add up, routes of mixtures in files. Calls of served models as they were trained to write them raised it by 64."""
 BUDGETS = {
     "product lines": sum(CEILINGS.values()),
     "training lines": sum(CEILINGS[room] for room in TRAINING),
-    "lines to read": 3_652,
-    "files": 442,
+    "lines to read": 3_687,
+    "files": 443,
     "settings": 98,
     "class names used twice": 0,
 }

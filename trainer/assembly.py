@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from rollout.client import EngineClient
+from shared import route_files
 from shared.config import Config
 from shared.launch.watchdog import Peer
 from shared.progress import Progress
@@ -52,6 +53,8 @@ async def resumed(
     """Restore the state of the newest checkpoint that is whole, and return it; None for a run that begins. Raises
     ConfigError for a run that cannot go on like this."""
     checkpoint = await asyncio.to_thread(resume.find, config, origin, arguments, progress)
+    folder = checkpoint.folder if checkpoint else None
+    await asyncio.to_thread(route_files.restore, config.run_dir, folder)
     if checkpoint is None:
         return None
     for line in run_log.check_folder(config.run_dir):

@@ -148,6 +148,7 @@ class TrainingLoop:
                 ledger.end_stage(reason)
             await clock("rollouts of the step before", kept, self.config.deadlines.step_s)
             kept = self.loops.create_task(self.logger.keep(groups, version), name="rollouts to disk")
+            await self.checkpointer.forget_routes([*groups, *filtered])
             await clock("checkpoint", self.checkpointer.save_if_due(after=kept))
             sync = self.loops.create_task(self.publish(version), name="publish")
             if self.config.rollout.max_async_level == 0:

@@ -181,6 +181,7 @@ class Session:
         stack.push_async_callback(data.close)
         progress.phase("starting the engine")
         self.solver = Solver(config, files.model_dir, chat, progress.warning, data.scorer)
+        self.solver.engine.keep_routes = True
         stack.push_async_callback(self.solver.engine.close)
         await self.solver.engine.start()
         await data.start()

@@ -6,10 +6,15 @@ What the controller asks for are calls (calls.py).
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
+from itertools import accumulate, groupby
 
 import msgspec
 
 from shared.types import Completion
+
+FINISHED_BYTES = 1 << 24
+"""most bytes of completions in one message: far below `MESSAGE_BYTES`, and read in a moment"""
 
 
 class Message(msgspec.Struct, tag=True):
@@ -45,6 +50,13 @@ class Finished(Message, gc=False):
     completions: list[Completion]
 
 
+def parts(completions: list[Completion]) -> Iterator[list[Completion]]:
+    """Yield the completions in parts, encoded in FINISHED_BYTES each but for the last completion of a part."""
+    before = accumulate((len(msgspec.msgpack.encode(one)) for one in completions), initial=0)
+    for _, part in groupby(completions, lambda _: next(before) // FINISHED_BYTES):
+        yield list(part)
+
+
 class EngineEnded(Message):
     """An engine died and is being started again."""
 
@@ -70,6 +82,8 @@ class GenerateRequest(msgspec.Struct, gc=False):
     """limit of the whole completion; tokens that it has already count, those of an environment too"""
     temperature: float
     """0 is greedy"""
+    keep_routes: bool = True
+    """whether those of a mixture are written for the trainers, where they are replayed"""
 
 
 Event = Register | RankFailed | Finished | EngineEnded | EngineRestarted

@@ -68,6 +68,16 @@ def unframed(frame: bytes) -> tuple[int, memoryview]:
     return int.from_bytes(frame[:CALL_ID_BYTES], "big"), memoryview(frame)[CALL_ID_BYTES:]
 
 
+def too_long(size_bytes: int) -> str:
+    """Return the error of a message above the wire's bound; "" for any other."""
+    if size_bytes <= MESSAGE_BYTES:
+        return ""
+    return (
+        f"a message of {size_bytes:,} bytes is longer than the {MESSAGE_BYTES:,} that may travel: lower "
+        "rollout.prompts_per_step or rollout.max_completion_tokens, or give the run more ranks (placement)"
+    )
+
+
 async def _answered(
     futures: Mapping[int, asyncio.Future[Any]], patience_s: float, excused: Callable[[], set[int]]
 ) -> set[asyncio.Future[Any]]:
@@ -129,38 +139,43 @@ class Hub:
             except zmq.Again:
                 return False
             frame = self.socket.recv()
+            size_bytes = len(frame)
             if self._ask(zmq.RCVMORE):
-                frame = self._rest(frame)
-            self._dispatch(identity, frame)
+                frame, size_bytes = self._rest(frame)
+            self._dispatch(identity, frame, size_bytes)
         return True
 
-    def _rest(self, first: bytes) -> bytes:
-        """Return the whole of a long message; b"" for one that is too long."""
-        frames, size = [first], len(first)
+    def _rest(self, first: bytes) -> tuple[bytes, int]:
+        """Return the whole of a long message, of one that is too long only the call id; and its bytes."""
+        frames, size_bytes = [first], len(first)
         while self._ask(zmq.RCVMORE):
             frames.append(self.socket.recv())
-            size += len(frames[-1])
-            if size > MESSAGE_BYTES:
-                frames.clear()
-        return b"".join(frames)
+            size_bytes += len(frames[-1])
+            if size_bytes > MESSAGE_BYTES:
+                frames = [first[:CALL_ID_BYTES]]
+        return b"".join(frames), size_bytes
 
-    def _dispatch(self, identity: bytes, frame: bytes) -> None:
+    def _dispatch(self, identity: bytes, frame: bytes, size_bytes: int) -> None:
         number, encoded = unframed(frame)
         rank = self._senders.get(identity)
         if rank is not None and number:
-            self._answer(rank, number, encoded)
+            self._answer(rank, number, encoded, size_bytes)
             return
         try:
             message = _decode_event(encoded)
-        except (msgspec.DecodeError, RecursionError):
-            refused.add("a message that cannot be read")
+        except (msgspec.DecodeError, RecursionError) as error:
+            if rank is None:
+                refused.add("a message that cannot be read")
+            else:  # completions may be lost with it, and the run would wait for them
+                text = too_long(size_bytes) or f"a message of {size_bytes:,} bytes cannot be read: {error}"
+                self.events.put((rank, RankFailed("RunError", text)))
             return
         if rank is None:
             self._register(identity, message)
         else:
             self.events.put((rank, message))
 
-    def _answer(self, rank: int, number: int, encoded: memoryview) -> None:
+    def _answer(self, rank: int, number: int, encoded: memoryview, size_bytes: int) -> None:
         """Handle an answer: only the rank that was asked can give one, and only of the type that the call returns."""
         asked = self._waiting.get(number)
         if asked is None and self._given_up.get(number) == rank:
@@ -175,7 +190,8 @@ class Hub:
         try:
             answer = request.call.decode_answer(encoded)
         except (msgspec.DecodeError, RecursionError) as error:
-            future.set_exception(errors.RunError(f"{self.name(rank)} answered '{request.phase}' wrongly: {error}"))
+            why = too_long(size_bytes) or error
+            future.set_exception(errors.RunError(f"{self.name(rank)} answered '{request.phase}' wrongly: {why}"))
             return
         if isinstance(answer, RankFailed):
             future.set_exception(_AnswerFailed(answer))
@@ -242,12 +258,14 @@ class Hub:
         if not requests:
             return []
         numbers = {rank: next(self._ids) for rank in requests}
-        distinct = {id(request): request for request in requests.values()}
-        contents = {key: encode(each.message) for key, each in distinct.items()}  # one for all ranks is encoded once
-        futures = {
-            rank: self._begin(rank, numbers[rank], request, contents[id(request)]) for rank, request in requests.items()
-        }
+        futures, encoded, content = dict[int, asyncio.Future[Any]](), None, b""
         try:
+            for rank, request in requests.items():
+                if request is not encoded:  # one for all ranks is encoded once; of others, one is there at a time
+                    encoded, content = request, encode(request.message)
+                    if text := too_long(len(content)):
+                        raise errors.RunError(f"'{request.phase}': {text}")
+                futures[rank] = self._begin(rank, numbers[rank], request, content)
             began, asked = time.monotonic(), next(iter(requests.values()))
             kind = asked.call.method.__qualname__
             patience_s = self.patience(kind, deadline_s)
@@ -264,10 +282,10 @@ class Hub:
                 raise errors.DeadlineExceeded("controller", asked.phase, names, patience_s, deadline_s, setting)
             self.patience.took(kind, time.monotonic() - began)
         finally:
-            for rank, number in numbers.items():
-                del self._waiting[number]
-                if not futures[rank].done() or futures[rank].cancelled():
-                    self._given_up[number] = rank
+            for rank, future in futures.items():
+                del self._waiting[numbers[rank]]
+                if not future.done() or future.cancelled():
+                    self._given_up[numbers[rank]] = rank
             while len(self._given_up) > MOST_GIVEN_UP:
                 del self._given_up[next(iter(self._given_up))]
         return [future.result() for future in futures.values()]

@@ -226,7 +226,7 @@ def test_what_is_given_up_with_an_engine_leaves_no_error_that_nobody_reads():
         unread: list[dict[str, Any]] = []
         loop, engine = asyncio.get_running_loop(), Engine.__new__(Engine)
         loop.set_exception_handler(lambda _, context: unread.append(context))
-        engine.outputs, engine.ended = OutputCollector(0), asyncio.Event()
+        engine.outputs, engine.ended = OutputCollector(0, Path()), asyncio.Event()
         scores = [loop.create_future() for _ in range(2)]
         asking = asyncio.ensure_future(engine._ask(asyncio.gather(*scores)))
         await asyncio.sleep(0)

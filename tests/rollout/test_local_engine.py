@@ -64,7 +64,7 @@ async def play(engine: LocalEngine) -> Story:
     for name, seed in (("first", 0), ("other", 1), ("again", 0)):
         story[name] = await become(seed)
     sampling = asyncio.ensure_future(asyncio.gather(*(engine.sample(prompt(index), [index]) for index in range(4))))
-    while not (running := engine.rank.engine.snapshot()) or min(len(one.token_ids) for one in running) < 2:
+    while not (running := engine.rank.engine.unfinished()) or min(len(one.token_ids) for one in running) < 2:
         await asyncio.sleep(0.002)
     kill()
     story["killed"] = [completion for [completion] in await sampling]

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from vllm.v1.outputs import LogprobsLists
 
 from rollout.output_collector import OutputCollector, StepTimer, copy_unfinished, extend
 from rollout.stream import derive_seed, sampling_params
+from shared import route_files
 from shared.errors import NonFinite, RunError
 from shared.launch.messages import GenerateRequest
 from shared.types import Completion, VersionSpan
@@ -24,8 +26,8 @@ def output(name: str, token: int, logprob: float = -0.5, finish: FinishReason | 
 class Collected(OutputCollector):
     """With one running request, "r", and steps of engine 3."""
 
-    def __init__(self) -> None:
-        super().__init__(engine=3)
+    def __init__(self, run_dir: Path = Path()) -> None:
+        super().__init__(3, run_dir)
         self.request = self.running["r"] = GenerateRequest([1, 2], Completion(group=7, index=4, seed=0), 10, 1.0)
 
     def step(self, version: int, *outputs: EngineCoreOutput) -> None:
@@ -42,14 +44,26 @@ def test_spans_follow_the_version_of_each_step():
     assert completion.spans == [VersionSpan(4, 0, 2), VersionSpan(5, 2, 3), VersionSpan(7, 3, 4)]
 
 
-def test_routes_follow_each_other_token_by_token():
-    """Of the prompt with the first token, then the last token's: [layers, experts of a token] each."""
-    box = Collected()
+def routed(rows: int) -> EngineCoreOutput:
+    """A token of "r" with the routes of so many tokens, [layers, experts of a token] each."""
+    token = output("r", 50)
+    token.routed_experts = np.arange(rows * 6, dtype=np.uint8).reshape(rows, 3, 2)
+    return token
+
+
+def test_routes_follow_each_other_token_by_token_and_only_where_they_are_wanted(tmp_path):
+    """Of the prompt with the first token, then the last token's."""
+    box = Collected(tmp_path)
     for rows in (2, 1, 0):
-        token = output("r", 50)
-        token.routed_experts = np.arange(rows * 6, dtype=np.uint8).reshape(rows, 3, 2)
-        box.step(1, token)
-    assert box.request.completion.routes == [bytes(range(6)), bytes(range(6, 12)), bytes(range(6))]
+        box.step(1, routed(rows))
+    completion = box.request.completion
+    assert box.routes.known(completion) == 3
+    asyncio.run(box.routes.put_away([completion]))
+    assert [file.name for file in completion.routes] == ["7/4.0.0"] and box.routes.known(completion) == 3
+    assert route_files.read(tmp_path, completion.routes[0]) == [bytes(range(6)), bytes(range(6, 12)), bytes(range(6))]
+    box.request.keep_routes = False
+    box.step(1, routed(1))
+    assert box.routes.known(completion) == 3
 
 
 def test_an_ended_request_is_handed_on_once_and_later_output_is_ignored():
@@ -87,13 +101,11 @@ def test_only_requests_without_a_token_are_requeued_and_their_late_output_is_ign
 
 
 def test_a_snapshot_does_not_grow():
-    completion = Completion(group=0, index=0, seed=0, routes=[b"a"])
+    completion = Completion(group=0, index=0, seed=0)
     extend(completion, [1], [-1.0], 0, engine=0)
     copy = copy_unfinished(completion)
     extend(completion, [2], [-1.0], 0, engine=0)
-    completion.routes.append(b"b")
     assert (copy.token_ids, copy.logprobs, copy.spans) == ([1], [-1.0], [VersionSpan(0, 0, 1)])
-    assert copy.routes == [b"a"]
 
 
 def test_the_longest_silence_is_kept_from_the_first_tokens_on(monkeypatch):
@@ -136,8 +148,8 @@ def test_a_new_completion_keeps_its_seed_and_a_continued_one_gets_a_new_stream_e
 
 
 def test_the_token_limit_counts_tokens_already_there():
-    completion = Completion(group=0, index=0, seed=3, token_ids=[4, 5, 6], logprobs=[-1.0] * 3, routes=[b"a"] * 3)
-    params = sampling_params(GenerateRequest([1], completion, 10, 0.7), [9])
+    completion = Completion(group=0, index=0, seed=3, token_ids=[4, 5, 6], logprobs=[-1.0] * 3)
+    params = sampling_params(GenerateRequest([1], completion, 10, 0.7), [9], 3)
     assert (params.max_tokens, params.temperature, params.logprobs) == (7, 0.7, 0)
     assert params.routed_experts_prompt_start == 3, "routes that are there are not sent again"
     assert params.stop_token_ids == [9] and params.seed == derive_seed(3, 3)

@@ -48,7 +48,12 @@ def test_suspects_run_one_at_a_time_and_one_of_them_is_given_up():
 def test_a_checkpoint_has_the_completions_of_training_alone(tmp_path):
     """Those of an evaluation have a group below 0."""
     running = [Completion(group, 0, seed=0) for group in (-3, 0, 5)]
-    rank: Any = SimpleNamespace(engine=SimpleNamespace(snapshot=lambda: running), role=place())
+
+    async def snapshot(completions: list[Completion]) -> list[Completion]:
+        return completions
+
+    engine = SimpleNamespace(unfinished=lambda: running, snapshot=snapshot)
+    rank: Any = SimpleNamespace(engine=engine, role=place())
     [name] = asyncio.run(EngineRank.snapshot(rank, str(tmp_path)))
     written = [msgspec.msgpack.decode(content, type=Completion) for content in record_file.read(tmp_path / name)]
     assert [completion.group for completion in written] == [0, 5]

@@ -21,6 +21,7 @@ import zmq
 
 from shared.errors import ConfigError, DeadlineExceeded, RunError
 from shared.launch import adaptive_deadline, launch_folder, rpc, sockets
+from shared.launch import messages as events
 from shared.launch.adaptive_deadline import AdaptiveDeadline
 from shared.launch.addresses import reachable_address
 from shared.launch.batch_queue import BatchQueue
@@ -321,17 +322,68 @@ async def test_only_the_rank_that_was_asked_can_answer_and_a_late_answer_is_nobo
 
 
 @on_wire
-async def test_messages_are_whole_up_to_a_limit_and_dropped_and_counted_above_it(hub, links, store):
-    numbers, before = list(range(FRAME_BYTES // 2)), refused.total
+async def test_messages_are_whole_up_to_a_limit_above_which_they_stop_the_run(hub, links, store):
+    """An answer, an event and a call that are too long, an event that cannot be read: none is waited for."""
+    numbers = list(range(FRAME_BYTES // 2))
     async with answering(links[:1], same):
         sums = await hub.call(1, request(Echo.sums, numbers), ENOUGH_S)
         assert sums[-1] == sum(numbers) and len(sums) == FRAME_BYTES + 1
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(rpc, "MESSAGE_BYTES", 3 << 20)
-            with pytest.raises(DeadlineExceeded, match="in phase 'sums'"):
-                await hub.call(1, request(Echo.sums, []), 1.0)
-            assert await refusals(before + 1) == before + 1
+            limit = r"of \d,\d{3},\d{3} bytes is longer than the 3,145,728 .* lower rollout.prompts_per_step"
+            with pytest.raises(RunError, match=f"engine rank 1 answered 'sums' wrongly: a message {limit}"):
+                await hub.call(1, request(Echo.sums, []), ENOUGH_S)
+            await links[1].send(0, Finished([Completion(0, 0, 0, numbers, [0.5] * len(numbers))]))
+            [(rank, failed)] = await hub.events.take()
+            with pytest.raises(RunError, match=f"engine rank 2: a message {limit}"):
+                rpc.raise_failure(hub.name(rank), failed)
+            with pytest.raises(RunError, match=f"'sums': a message {limit}"):
+                await hub.call_all({1: request(Echo.sums, []), 2: request(Echo.sums, numbers * 3)}, ENOUGH_S)
+        await links[2].socket.send(rpc.framed(0, b"\xc1"))
+        [(rank, failed)] = await hub.events.take()
+        assert rank == 3 and "a message of 9 bytes cannot be read" in failed.message
         assert await hub.call(1, asked(3), ENOUGH_S) == 3, "the next call is as ever"
+
+
+@on_wire
+async def test_a_wave_of_completions_above_the_limit_arrives_in_several_messages(hub, links, store):
+    """In order, each once."""
+    wave = [Completion(group, 0, 0, [7] * 400) for group in range(9)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rpc, "MESSAGE_BYTES", 2000)
+        patch.setattr(events, "FINISHED_BYTES", 1000)
+        for part in events.parts(wave):
+            await links[0].send(0, Finished(part))
+        arrived = list[list[int]]()
+        while sum(map(len, arrived)) < len(wave):
+            arrived += [[one.group for one in message.completions] for _, message in await hub.events.take()]
+    assert sum(arrived, []) == list(range(9)) and 3 <= len(arrived) <= 5
+
+
+@asynchronous
+async def test_one_call_is_encoded_at_a_time(monkeypatch, folder):
+    """Shares of a batch do not stand in memory at once; one for all ranks is encoded once."""
+    order = list[str]()
+    async with wired(folder) as (hub, links, _):
+        begin = hub._begin
+
+        def note_begin(rank: int, *rest: Any) -> Any:
+            order.append(f"send {rank}")
+            return begin(rank, *rest)
+
+        def note_encode(message: Any) -> bytes:
+            order.append("encode")
+            return msgspec.msgpack.encode(message)
+
+        monkeypatch.setattr(hub, "_begin", note_begin)
+        monkeypatch.setattr(rpc, "encode", note_encode)
+        same_call = asked(3)
+        async with answering(links[:2], same, same):
+            await hub.call_all({1: asked(1), 2: asked(2)}, ENOUGH_S)
+            del order[4:]  # the links' answers
+            shares, order[:] = list(order), []
+            await hub.call_all({1: same_call, 2: same_call}, ENOUGH_S)
+    assert shares == ["encode", "send 1", "encode", "send 2"] and order[:3] == ["encode", "send 1", "send 2"]
 
 
 @on_wire

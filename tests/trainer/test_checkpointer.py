@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from shared import record_file
+from shared import record_file, route_files
 from shared.config import Config
 from shared.errors import CheckpointError
 from shared.progress import Progress
@@ -19,6 +19,7 @@ from shared.record_file import Written
 from shared.types import Completion, Problem, Prompt
 from trainer.checkpoint import ledger_file, writer
 from trainer.checkpoint.origin import Origin
+from trainer.checkpoint.reader import check_contents, check_names, decode
 from trainer.ledger import Ledger
 from trainer.stages import Stages
 from trainer.timing import PhaseTimer
@@ -94,6 +95,40 @@ def test_a_run_goes_on_while_a_checkpoint_is_written_and_gets_the_state_of_its_s
     (three,), (four,) = (ledger_file.read(folder / f"step_{version}").groups for version in (3, 4))
     assert [c.finish_reason for c in three.completions] == [None, None]
     assert [c.finish_reason for c in four.completions] == [None, "stop"]
+
+
+def test_routes_stay_until_no_checkpoint_that_may_name_them_is_being_written(tmp_path):
+    """Group 0 is in the state of step 3, then trained; group 1 was trained before."""
+    checkpointer = make(tmp_path, disk := Disk())
+    run_dir, ledger = tmp_path / "run", checkpointer.ledger
+
+    def files_in(folder: Path) -> list[str]:
+        return sorted(str(path.relative_to(folder)) for path in folder.glob("routes/*/*"))
+
+    async def go() -> None:
+        for index in range(2):
+            ledger.open(Prompt(index, PROBLEM, [1]), [7])
+            routes = [route_files.write(run_dir, f"{index}/0.0.0", b"abcdef", 2)]
+            ledger.receive(Completion(index, 0, 7, [1, 2], [-1.0, -1.0], finish_reason="stop", routes=routes))
+        ledger.version = 3
+        await checkpointer.forget_routes([ledger.groups.pop(1)])
+        await checkpointer.save()
+        assert files_in(run_dir) == ["routes/0/0.0.0"]
+        ledger.version = 4
+        await checkpointer.forget_routes([ledger.groups.pop(0)])
+        assert files_in(run_dir) == ["routes/0/0.0.0"], "step 3 is being written"
+        disk.taken = True
+        await checkpointer.save()
+        assert files_in(run_dir) == []
+        await checkpointer.finish()
+
+    asyncio.run(go())
+    three, four = (run_dir / "checkpoints" / f"step_{version}" for version in (3, 4))
+    assert files_in(three) == ["routes/0/0.0.0"] and files_in(four) == []
+    files = decode(three / writer.MANIFEST, writer.Manifest).files
+    (three / "trainer-0.safetensors").unlink()  # the scripted trainers do not name it
+    check_names(three, files)
+    check_contents(three, files)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import operator
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -257,6 +258,17 @@ def test_a_completion_cannot_arrive_or_be_scored_twice():
     ledger.close(done, reward(1.0), "")
     with pytest.raises(RunError, match="scored twice"):
         ledger.close(done, reward(1.0), "")
+
+
+def test_completions_share_the_objects_of_their_token_ids():
+    """28 of the 70 bytes that the controller held of a token."""
+    ledger = make_ledger(2)
+    sent = msgspec.msgpack.encode([300, 70_000])
+    for index in range(2):
+        ids = msgspec.msgpack.decode(sent, type=list[int])
+        ledger.receive(Completion(index, 0, 0, ids, [-1.0, -1.0], [VersionSpan(0, 0, 2)], "stop"))
+    first, second = (ledger.groups[index].completions[0].token_ids for index in range(2))
+    assert first == second == [300, 70_000] and all(map(operator.is_, first, second))
 
 
 def test_a_group_with_a_completion_that_was_given_up_has_no_signal():

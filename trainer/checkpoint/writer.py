@@ -4,6 +4,7 @@ checkpoints/step_20/   trainer-*.safetensors (shards of weights and moments), le
                        engine-*.msgpack (partial completions), checksums.msgpack (of the weights of each shard, as they
                        were in memory), origin.json (settings, data and model that it comes from), manifest.json (size
                        and sha256 of every file, and of itself; written last);
+                       routes/ (hard links, with router replay: those that ledger and engines name);
                        value_head.safetensors with dro, reference/ if it moves (a Hugging Face folder, float32)
 
 A checkpoint is the state of one moment, between an optimiser step and its weight update, but is written while the run
@@ -25,11 +26,13 @@ from pathlib import Path
 import msgspec
 
 from rollout.client import EngineClient
+from shared import route_files
 from shared.atomic_write import cannot_write, flush
 from shared.config import Config
 from shared.errors import CheckpointError, DeadlineExceeded, DiskError, RunError
 from shared.progress import Progress
 from shared.record_file import Written
+from shared.types import Group
 from trainer.checkpoint import ledger_file
 from trainer.checkpoint.origin import Origin
 from trainer.client import TrainerClient
@@ -164,9 +167,19 @@ class Checkpointer:
     saved: int = -1
     """newest version on disk"""
     failures: int = 0
+    unneeded: set[int] = field(default_factory=set)
+    """groups whose routes can be removed once no checkpoint is being written"""
     writing: asyncio.Task[None] | None = None
     shards: asyncio.Future[dict[str, Written]] = field(init=False)
     """files that the trainers have written for the checkpoint under way"""
+
+    async def forget_routes(self, groups: Iterable[Group] = ()) -> None:
+        """Remove the routes of groups that were trained or dropped, once no checkpoint that may name them is being
+        written."""
+        self.unneeded |= {group.prompt.index for group in groups if any(one.routes for one in group.completions)}
+        if self.unneeded and self.writing is None:
+            unneeded, self.unneeded = self.unneeded, set()
+            await asyncio.to_thread(route_files.remove, self.config.run_dir, unneeded)
 
     async def save_if_due(self, after: Awaitable[None] | None = None) -> None:
         """Save every `checkpoint.every` versions, the last one, and each that is to be evaluated (it may be best)."""
@@ -187,6 +200,7 @@ class Checkpointer:
         """
         version = self.ledger.version
         await self.finish()
+        await self.forget_routes()
         if version == self.saved:
             return
         if after is not None:
@@ -229,16 +243,18 @@ class Checkpointer:
         checksums = {f"trainer-{rank}-of-{world}.safetensors": found for rank, found in enumerate(sums)}
         ledger_work = asyncio.ensure_future(asyncio.to_thread(ledger_file.write, partial, state))
         shard_work = asyncio.ensure_future(self._written(partial, state.version))
+        named = [file for group in state.groups for one in group.completions for file in one.routes]
+        route_work = asyncio.ensure_future(asyncio.to_thread(route_files.save, config.run_dir, named, partial))
         try:
-            ledger, engines, shards = await asyncio.gather(ledger_work, unfinished, shard_work)
-            files, protected = {ledger_file.LEDGER: ledger, **engines, **shards}, wanted_versions(config)
+            ledger, engines, shards, routes = await asyncio.gather(ledger_work, unfinished, shard_work, route_work)
+            files, protected = {ledger_file.LEDGER: ledger, **engines, **shards, **routes}, wanted_versions(config)
             rest = self.origin, seconds, config.checkpoint.keep, protected
             await asyncio.to_thread(finish, partial, state.version, files, checksums, *rest)
             self.saved = state.version
         except (OSError, RunError) as error:
             await self._give_up(partial, error)
         finally:
-            for work in (ledger_work, unfinished, shard_work):
+            for work in (ledger_work, unfinished, shard_work, route_work):
                 work.cancel()
 
     async def _look(self) -> None:

@@ -21,7 +21,7 @@ def sequence_of(group: Group, completion: Completion, advantages: list[float]) -
     return TrainSequence(
         token_ids=prompt + completion.token_ids, mask=mask, weight=0.0,
         advantages=advantages * sum(map(bool, mask.split(b"\0"))) if len(advantages) == 1 else advantages,
-        group=group.prompt.index, columns=columns, routes=completion.routes, offline=bool(group.source),
+        group=group.prompt.index, columns=columns, route_files=completion.routes, offline=bool(group.source),
     )  # fmt: skip
 
 

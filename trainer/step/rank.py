@@ -21,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from rollout.weights import WeightSender, make_sender
 from rollout.weights.proof import PublishedWeights
+from shared import route_files
 from shared.config import Config
 from shared.errors import CheckpointError, NonFinite, RunError
 from shared.launch.calls import call
@@ -249,6 +250,7 @@ class TrainerRank:
     @call("log-probs of the batch", deadline="step")
     def compute_old_logprobs(self, micro_batches: list[MicroBatch], temperature: float) -> list[list[float]]:
         """Forward only: [sequences of all micro-batches, in order][loss tokens] log-probs under the policy as it is."""
+        route_files.read_all(self.config.run_dir, micro_batches)
         return forward_backward.compute_old_logprobs(self.decoder, micro_batches, temperature)
 
     @call("objective of the trainers", deadline="step")
@@ -260,6 +262,7 @@ class TrainerRank:
     def forward_backward(self, micro_batches: list[MicroBatch], temperature: float, sft: bool = False) -> StepSums:
         """Run this rank's micro-batches, the same number on every rank. sft: imitate, instead of the objective."""
         objective = None if sft else self.objective
+        route_files.read_all(self.config.run_dir, micro_batches)
         return forward_backward.forward_backward(
             self.decoder, micro_batches, temperature, objective, self.auxiliary, self.recomputation
         )
