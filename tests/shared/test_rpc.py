@@ -20,7 +20,7 @@ import torch.distributed as dist
 import zmq
 
 from shared.errors import ConfigError, DeadlineExceeded, RunError
-from shared.launch import adaptive_deadline, launch_folder, rpc, sockets
+from shared.launch import adaptive_deadline, addresses, launch_folder, rpc
 from shared.launch import messages as events
 from shared.launch.adaptive_deadline import AdaptiveDeadline
 from shared.launch.addresses import reachable_address
@@ -482,13 +482,13 @@ def test_a_controller_may_open_as_many_files_as_the_system_lets_it():
 ])  # fmt: skip
 def test_several_nodes_meet_at_an_address_that_others_can_reach(monkeypatch, master, means, expected):
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(0, 0, 0, "", (address, 0)) for address in means])
-    monkeypatch.setattr(sockets, "_speaks_from", lambda target: "" if ":" in target else "10.0.0.7")
-    monkeypatch.setattr(sockets, "_is_ours", lambda address: True)
+    monkeypatch.setattr(addresses, "_speaks_from", lambda target: "" if ":" in target else "10.0.0.7")
+    monkeypatch.setattr(addresses, "_is_ours", lambda address: True)
     assert reachable_address(False, master) == expected
 
 
 def test_a_master_that_is_no_address_of_this_host_is_refused(monkeypatch):
-    monkeypatch.setattr(sockets, "_speaks_from", lambda target: "")
+    monkeypatch.setattr(addresses, "_speaks_from", lambda target: "")
     with pytest.raises(ConfigError, match="--master-addr"):
         reachable_address(False, "192.0.2.250")
 
