@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import zlib
 from collections.abc import Iterator
@@ -75,11 +76,7 @@ class Config(Section):
                 'placement.colocate = "turns" samples and trains in turns, but rollout.max_async_level = '
                 f"{self.rollout.max_async_level} samples ahead of training: set rollout.max_async_level = 0"
             )
-        if self.placement.trainers % (self.placement.replicas or 1):
-            yield (
-                f"placement.replicas = {self.placement.replicas} must divide placement.trainers = "
-                f"{self.placement.trainers}: each replica is sharded over as many trainers"
-            )
+        yield from self._placement_contradictions()
         if "/" in self.name or self.name in ("", ".", ".."):
             yield f'name = "{self.name}" must be the name of one folder inside runs_dir = "{self.runs_dir}"'
         if self.evaluate.every and not self.data.validation:
@@ -93,6 +90,14 @@ class Config(Section):
             yield 'mode = "sft" trains for sft.steps = 0 steps: set it, and sft.demonstrations'
         if self.mode == "sft" and self.stages:
             yield '[[stages]] are of reinforcement learning, but mode = "sft": remove them, or set mode = "rl"'
+
+    def _placement_contradictions(self) -> Iterator[str]:
+        """Contradictions of the ways to split a model and a batch over trainers."""
+        placement, factors = self.placement, {"replicas": self.placement.replicas or 1, "tensor": self.placement.tensor}
+        together = {name: count for name, count in factors.items() if count > 1}
+        if placement.trainers % math.prod(together.values()):
+            named = " x ".join(f"placement.{name} = {count}" for name, count in together.items())
+            yield f"{named} must divide placement.trainers = {placement.trainers}: each part needs as many trainers"
 
     def _length_contradictions(self) -> Iterator[str]:
         """Contradictions of the lengths of completions, of the penalty on them and of the model."""

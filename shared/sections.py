@@ -98,6 +98,24 @@ class Placement(Section):
     replicas: int | None = Field(None, ge=1)
     """copies of the model among the trainers (HSDP), each sharded over neighbouring ranks; only sums of gradients pass
     between them. Not given: one for each node, or as many as fit"""
+    tensor: int = Field(1, ge=1)
+    """neighbouring trainers that split each layer, the embedding and the head of one model (tensor parallelism), and
+    train on the same sequences: model.implementation "native" only"""
+
+    @property
+    def sharers(self) -> int:
+        """Trainers that have the same share of a batch."""
+        return self.tensor
+
+    @property
+    def shares(self) -> int:
+        """Parts into which a batch is cut."""
+        return self.trainers // self.sharers
+
+    @property
+    def split(self) -> dict[str, str]:
+        """How many trainers share a model's work, for the user; empty where each works alone."""
+        return {name: f"{count} trainers" for name in ("tensor",) if (count := getattr(self, name)) > 1}
 
 
 class Rollout(Section):

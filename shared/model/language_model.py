@@ -19,6 +19,7 @@ from shared.model.config import DecoderConfig
 from shared.model.cpu import cpu_decoder
 from shared.model.logprobs import PLAIN, HeadScale, chunked_logprobs
 from shared.model.packing import PackedBatch
+from shared.model.parallel import ALONE, Cut, Parallel
 from shared.model.routing import ExpertCounts
 
 
@@ -27,9 +28,16 @@ class LanguageModel(nn.Module, ABC):
     the inputs are kept, and they are computed again in the backward pass (all of them: a third more time). Both may
     change from one forward to the next."""
 
-    def __init__(self, config: DecoderConfig, attention: str = "auto", recompute: int = 0):
+    words = range(0)
+    """those of which this rank has the rows of embedding and head, where tensor peers have the others"""
+
+    def __init__(
+        self, config: DecoderConfig, attention: str = "auto", recompute: int = 0, parallel: Parallel = ALONE
+    ) -> None:
         super().__init__()
-        self.config, self.attention, self.recompute = config, attention, recompute
+        self.config, self.attention, self.recompute, self.parallel = config, attention, recompute, parallel
+        self.local = config
+        """the shape of this rank's part of the model"""
         self.inputs_on_host = False
         """whether the inputs of layers that are computed again wait in the host's memory"""
         self.in_place = False
@@ -63,6 +71,10 @@ class LanguageModel(nn.Module, ABC):
         yield from self.named_parameters()
         names = set(self.state_dict())
         yield from ((name, buffer) for name, buffer in self.named_buffers() if name in names)
+
+    def cut(self, name: str) -> Cut | None:
+        """How the parameter of this name is cut, where peers have the rest; None: it is not."""
+        return None
 
     def settle_buffers(self) -> None:
         """Compute what a module keeps in addition to its parameters, after memory was given to it without contents."""
@@ -103,4 +115,6 @@ class LanguageModel(nn.Module, ABC):
         if targets is None:
             return self.head_scale.apply(F.linear(hidden.float(), weight.to(hidden.dtype).float()))
         d_weight = weight.grad if self.in_place else None
-        return chunked_logprobs(hidden, weight, targets, temperature, d_weight=d_weight, scale=self.head_scale)
+        peers = self.parallel.tensor
+        targets = targets if peers is None else targets - self.words.start
+        return chunked_logprobs(hidden, weight, targets, temperature, None, d_weight, self.head_scale, peers)

@@ -25,6 +25,7 @@ from shared.errors import RunError, SyncMismatch
 from shared.model import lora
 from shared.model.language_model import LanguageModel
 from shared.model.packing import pack
+from shared.model.parallel import Cut, Parallel, Peers, cut_of, whole_shape
 from trainer.memory import KEEP_WHOLE_BYTES, works_in_place
 
 # FSDP2 takes a second and 40 MB to import, so functions do it: the controller imports this file with the trainers'
@@ -36,10 +37,11 @@ if TYPE_CHECKING:
 
 
 def join(
-    store: dist.Store, rank: int, world: int, device: torch.device, timeout_s: float, replicas: int = 1
+    store: dist.Store, rank: int, world: int, device: torch.device, timeout_s: float, replicas: int = 1, tensor: int = 1
 ) -> DeviceMesh:
     """Form the process group of the trainers (NCCL on CUDA, gloo on CPU) and a mesh over it: "shard", or with several
-    replicas "replicate" x "shard".
+    replicas "replicate" x "shard". Of `tensor` neighbours, which have other parts of the model, it is over those with
+    the same part.
 
     store: of this launch attempt, shared by the trainers. A collective that waits longer than timeout_s ends the
     process.
@@ -55,9 +57,28 @@ def join(
         timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )
-    if replicas > 1:
-        return init_device_mesh(device.type, (replicas, world // replicas), mesh_dim_names=("replicate", "shard"))
-    return init_device_mesh(device.type, (world,), mesh_dim_names=("shard",))
+    sizes = {"replicate": replicas, "shard": world // (replicas * tensor), "tensor": tensor}
+    sizes = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
+    mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    return mesh["replicate", "shard"] if replicas > 1 and tensor > 1 else mesh["shard"] if tensor > 1 else mesh
+
+
+def meet(device: torch.device, tensor: int = 1) -> Parallel:
+    """Those with whom this rank shares the work of its batches, of `tensor` neighbours each. A collective."""
+    if tensor == 1:
+        return Parallel()
+    shape = dist.get_world_size() // tensor, tensor
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("share", "tensor"))
+    return Parallel(Peers(mesh.get_group("tensor"), mesh.get_local_rank("tensor"), tensor))
+
+
+def replica_group(mesh: DeviceMesh) -> dist.ProcessGroup:
+    """All ranks that hold one replica together. mesh: of `join`. A collective at its first call."""
+    world, replicas = dist.get_world_size(), mesh.size(0) if mesh.ndim > 1 else 1
+    if replicas * mesh.size(mesh.ndim - 1) == world:
+        return mesh.get_group("shard")
+    whole = init_device_mesh(mesh.device_type, (replicas, world // replicas), mesh_dim_names=("replicate", "replica"))
+    return whole.get_group("replica")
 
 
 def leave() -> None:
@@ -83,12 +104,14 @@ def shard(decoder: LanguageModel, mesh: DeviceMesh, compute_dtype: torch.dtype) 
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(compute_dtype)
     name, on_gpu = str(compute_dtype).removeprefix("torch."), mesh.device_type != "cpu"
-    if works_in_place(mesh.size(), name, on_gpu or not decoder.rounds_weights):
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    if works_in_place(world, name, on_gpu or not decoder.rounds_weights):
         decoder.in_place, decoder.compute_dtype = True, compute_dtype
         return
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
-    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+    reduced = torch.promote_types(compute_dtype, torch.float32)
+    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduced)
     again = not fits_whole(decoder)
     for layer in decoder.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
@@ -147,6 +170,9 @@ def materialise(decoder: LanguageModel, device: torch.device) -> None:
             local(parameter).zero_()
         decoder(pack([], [], device))
     reshard(decoder)
+    for name, parameter in decoder.named_parameters():
+        if (cut := decoder.cut(name)) is not None:
+            parameter.cut = cut  # type: ignore[attr-defined]
 
 
 def sharded_modules(model: nn.Module) -> list[FSDPModule]:
@@ -193,13 +219,29 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def rows_of(tensor: Tensor) -> range:
-    """This rank's rows of a parameter sharded on dimension 0 (all of a plain tensor)."""
+    """This rank's rows of a parameter sharded on dimension 0 (all of a plain tensor), as numbered in the whole."""
     if not is_sharded(tensor):
         return range(tensor.shape[0])
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return range(offset[0], offset[0] + shape[0]) if shape[0] else range(0)
+    cut = cut_of(tensor)
+    first = offset[0] + (cut.first if cut is not None and cut.dim == 0 else 0)
+    return range(first, first + shape[0]) if shape[0] else range(0)
+
+
+def columns_of(tensor: Tensor) -> range:
+    """This rank's columns (dimension 1) of a parameter, as numbered in the whole; one of a vector."""
+    cut = cut_of(tensor)
+    first, count = 0 if cut is None or cut.dim == 0 else cut.first, tensor.shape[1] if tensor.ndim > 1 else 1
+    return range(first, first + count)
+
+
+def part_of(whole: Tensor, tensor: Tensor) -> Tensor:
+    """This rank's part of a whole tensor: what belongs into `local` of a parameter."""
+    rows, columns = rows_of(tensor), columns_of(tensor)
+    own = whole[rows.start : rows.stop]
+    return own if whole.ndim < 2 else own[:, columns.start : columns.stop]
 
 
 def own_rows(tensor: Tensor) -> tuple[range, slice]:
@@ -244,4 +286,40 @@ def gather_full(parameters: Iterable[tuple[str, nn.Parameter]], dtype: torch.dty
     """
     for name, parameter in parameters:
         values = parameter.detach()
-        yield name, (values.full_tensor() if is_sharded(values) else values).to(dtype)
+        values = values.full_tensor() if is_sharded(values) else values
+        yield name, join_parts(values, cut_of(parameter), whole_shape(parameter)).to(dtype)
+
+
+def join_parts(values: Tensor, cut: Cut | None, shape: torch.Size) -> Tensor:
+    """The whole tensor of this shape, of which `values` are this rank's part. A collective of the peers."""
+    if cut is None or cut.size is None:
+        return values
+    whole = values.new_zeros(shape)
+    if cut.copy == 0:
+        whole.narrow(cut.dim, cut.first, values.shape[cut.dim]).copy_(values)
+    dist.all_reduce(whole.view(WORDS[whole.element_size()]), group=cut.peers.group)  # zeros and bits: exact
+    return whole
+
+
+@torch.no_grad()
+def add_copies(model: nn.Module) -> None:
+    """Add up the gradients of parameters of which tensor peers have copies: each has its part of them. A collective of
+    the peers, once, before the optimiser step; nothing where there are none."""
+    shared = [(parameter, cut) for _, parameter in trained(model) if (cut := cut_of(parameter)) is not None]
+    for parameter, cut in ((parameter, cut) for parameter, cut in shared if 1 < cut.copies < cut.peers.size):
+        gradient = local(_gradient(parameter))
+        dist.all_gather(parts := [torch.empty_like(gradient) for _ in range(cut.peers.size)], gradient, cut.peers.group)
+        first = cut.peers.rank - cut.copy
+        gradient.copy_(torch.stack(parts[first : first + cut.copies]).sum(0))
+    everywhere = [parameter for parameter, cut in shared if cut.copies == cut.peers.size]
+    if everywhere:
+        gradients = [local(_gradient(parameter)) for parameter in everywhere]
+        dist.all_reduce(total := torch.cat([one.flatten() for one in gradients]), group=shared[0][1].peers.group)
+        for gradient, values in zip(gradients, total.split([one.numel() for one in gradients]), strict=True):
+            gradient.copy_(values.view_as(gradient))
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:
+        raise RunError("a parameter has no gradient: an optimiser step needs an accumulate call before it")
+    return parameter.grad

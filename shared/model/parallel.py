@@ -1,0 +1,192 @@
+"""Ranks that share the work of one batch: who has which part of a model and of a stream, and what they exchange.
+
+    tensor     a rank has heads / t, and a t-th of the feed-forward and of the vocabulary (Megatron-LM, 1909.08053)
+    context    a rank has a c-th of the stream's tokens; around attention it has all tokens of heads / c (Ulysses,
+               2309.14509), so that packed sequences and shared prompts are attended as on one rank
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shared.errors import ConfigError
+from shared.model.config import DecoderConfig, MeasuredConfig
+
+
+class Peers(NamedTuple):
+    """The ranks that share something, as one of them sees them."""
+
+    group: dist.ProcessGroup
+    rank: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Parallel:
+    """With whom a rank shares the work of its batches; None: with nobody."""
+
+    tensor: Peers | None = None
+    context: Peers | None = None
+
+
+ALONE = Parallel()
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where the values of a parameter are in the whole tensor, of which `peers` have the rest."""
+
+    peers: Peers
+    dim: int = 0
+    """the dimension that is cut"""
+    first: int = 0
+    """number of the parameter's first row, or column, in the whole"""
+    size: int | None = None
+    """rows, or columns, of the whole; None: the parameter is whole"""
+    copy: int = 0
+    copies: int = 1
+    """so many of the peers have the same values; this is number `copy` of them"""
+
+
+def cut_of(tensor: Tensor) -> Cut | None:
+    """How a parameter is cut; None: it is whole, and no peer has it."""
+    cut: Cut | None = getattr(tensor, "cut", None)
+    return cut
+
+
+def whole_shape(tensor: Tensor) -> torch.Size:
+    """The shape of the whole tensor of which a parameter is a part."""
+    cut, shape = cut_of(tensor), list(tensor.shape)
+    if cut is not None and cut.size is not None:
+        shape[cut.dim] = cut.size
+    return torch.Size(shape)
+
+
+# ---- tensor ---------------------------------------------------------------------------------------------------------
+
+COLUMNS = ("o_proj", "down_proj")
+"""layers whose inputs are split, and whose outputs are added up"""
+
+
+def check_tensor(shape: DecoderConfig, size: int) -> None:
+    """Raise ConfigError, in one line, if a model cannot be split over so many ranks."""
+    why = ""
+    if size == 1:
+        return
+    if isinstance(shape, MeasuredConfig):
+        why = f"only our own decoder is split, and transformers trains {shape.family} here"
+    elif shape.heads % size:
+        why = f"{shape.heads} attention heads do not divide by it"
+    elif shape.key_heads % size and size % shape.key_heads:
+        why = f"{shape.key_heads} key heads neither divide by it nor have whole numbers of copies"
+    elif shape.output_bias or shape.mlp_bias:
+        why = "the model has biases on sums of its parts"
+    if why:
+        raise ConfigError(f"placement.tensor = {size}: {why}; take another number, or placement.tensor = 1")
+
+
+def part(size: int, number: int, parts: int, unit: int = 0) -> range:
+    """Part `number` of `size` things, in whole units; unit 0: the largest of 4, 2 and 1 that divides the size, so that
+    checksums read parts of a row in the words of the whole row."""
+    unit = unit or math.gcd(size, 4)
+    return range(size // unit * number // parts * unit, size // unit * (number + 1) // parts * unit)
+
+
+def tensor_part(kind: str, shape: DecoderConfig, peers: Peers) -> tuple[int, range]:
+    """(size of the whole, this rank's part) of the dimension along which a layer of this name is split."""
+    head = shape.head_dim
+    if kind in ("k_proj", "v_proj"):  # more ranks than key heads: neighbours have the same one
+        parts = min(peers.size, shape.key_heads)
+        return shape.key_heads * head, part(shape.key_heads * head, peers.rank * parts // peers.size, parts, head)
+    if kind in ("q_proj", "o_proj"):
+        return shape.heads * head, part(shape.heads * head, peers.rank, peers.size, head)
+    size = shape.vocab_size if kind in ("embed_tokens", "lm_head") else shape.intermediate_size
+    return size, part(size, peers.rank, peers.size)
+
+
+def tensor_cut(name: str, shape: DecoderConfig, peers: Peers) -> Cut:
+    """How our decoder's parameter of this name is cut, or a matrix of an adapter."""
+    layer, _, last = name.rpartition(".")
+    adapter = layer[-1] if layer.endswith(("lora_A", "lora_B")) else ""
+    kind = (layer.rpartition(".")[0] if adapter else layer).rpartition(".")[2]
+    if kind.endswith("norm") or adapter == ("B" if kind in COLUMNS else "A"):
+        return Cut(peers, copy=peers.rank, copies=peers.size)
+    size, own = tensor_part(kind, shape, peers)
+    copies = max(1, peers.size // shape.key_heads) if kind in ("k_proj", "v_proj") else 1
+    return Cut(peers, int(kind in COLUMNS), own.start, size, peers.rank % copies, copies)
+
+
+def local_shape(shape: DecoderConfig, peers: Peers | None) -> DecoderConfig:
+    """The shape of this rank's part of our decoder. Raises ConfigError where it cannot be split so."""
+    if peers is None:
+        return shape
+    check_tensor(shape, peers.size)
+    words, inner = (len(tensor_part(kind, shape, peers)[1]) for kind in ("embed_tokens", "gate_proj"))
+    return replace(
+        shape, heads=shape.heads // peers.size, key_heads=max(1, shape.key_heads // peers.size), vocab_size=words,
+        intermediate_size=inner,
+    )  # fmt: skip
+
+
+class _CopyTo(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        gradient = gradient.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient, None
+
+
+class _AddUp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def copy_to(x: Tensor, peers: Peers | None) -> Tensor:
+    """x, the same on all peers, each of which computes a part from it: its gradient is the sum of theirs."""
+    copied: Tensor = x if peers is None else _CopyTo.apply(x, peers.group)
+    return copied
+
+
+def add_up(x: Tensor, peers: Peers | None) -> Tensor:
+    """The sum of what the peers have."""
+    total: Tensor = x if peers is None else _AddUp.apply(x, peers.group)
+    return total
+
+
+def look_up(table: Callable[[Tensor], Tensor], ids: Tensor, own: range, peers: Peers) -> Tensor:
+    """Rows of an embedding of which this rank has those of the words `own`."""
+    inside = (ids >= own.start) & (ids < own.stop)
+    return add_up(table((ids - own.start).where(inside, 0)) * inside[:, None], peers)
+
+
+def merge_sums(
+    top: Tensor, total: Tensor, moment: Tensor, chosen: Tensor, peers: Peers
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The running sums of logprobs.py over the words of all peers, from those over this rank's."""
+    highest, known = top.clone(), ~chosen.isnan()
+    dist.all_reduce(highest, dist.ReduceOp.MAX, group=peers.group)
+    drop = top - highest
+    shrink = drop.exp()
+    sums = torch.cat([total * shrink, (moment + drop * total) * shrink, chosen.where(known, 0), known.to(top.dtype)], 1)
+    dist.all_reduce(sums, group=peers.group)
+    total, moment, chosen, count = sums.split(1, 1)
+    return highest, total, moment, chosen / count  # 0 / 0 for a target that is no word

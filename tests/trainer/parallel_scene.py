@@ -1,0 +1,244 @@
+"""Ranks that split a model, a stream or a mixture, beside one rank that has all of it.
+
+    python parallel_scene.py FOLDER numbers | launch [SHAPE...]
+
+Every rank leaves what came of it in FOLDER/SCENE-WORLD-RANK.pt.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shared.config import Config
+from shared.model import lora
+from shared.model.decoder import Decoder, DecoderConfig, initialise
+from shared.model.parallel import cut_of, whole_shape
+from shared.types import MicroBatch
+from tests.packed import pack_from
+from tests.trainer.rank_data import make_sequences
+from tests.trainer.rank_scene import Results, Scene, run_rank
+from trainer.checkpoint import shards
+from trainer.objectives.registry import read_objective
+from trainer.step import fsdp, optimiser
+from trainer.step.forward_backward import AuxiliaryModels, forward_backward
+from trainer.step.rank import TrainerRank
+from trainer.step.reference import fill
+
+QWEN3 = DecoderConfig(
+    family="qwen3", vocab_size=67, hidden_size=25, intermediate_size=45, layers=2, heads=8, key_heads=2, head_dim=6,
+    norm_epsilon=1e-5, max_positions=512, tied=False, qk_norm=True, initializer_range=0.15,
+)  # fmt: skip
+QWEN2 = replace(QWEN3, family="qwen2", heads=4, key_heads=1, intermediate_size=44, tied=True, qk_norm=False,
+                qkv_bias=True)  # fmt: skip
+"""one key head, of which every tensor peer has a copy; a tied head; biases"""
+SHAPES: dict[str, dict[str, int]] = {
+    "tensor 2": {"trainers": 2, "tensor": 2},
+    "tensor 2 of 4": {"trainers": 4, "tensor": 2},
+    "tensor 4": {"trainers": 4, "tensor": 4},
+    "tensor 2, replicas 2": {"trainers": 4, "tensor": 2, "replicas": 2},
+}
+"""name -> placement"""
+OBJECTIVES = {
+    "magistral": read_objective({}),
+    "regularised": read_objective({"kl": {"weight": 0.2}, "entropy_bonus": 0.05}),
+    "distill": read_objective({"name": "distill", "teacher": {"kind": "local", "path": "teacher"}}),
+    "imitate": None,
+}
+DRAWN = 0.05
+"""size of the adapters' values: B is zero at first, and so are the gradients of A"""
+
+
+def fresh(shape: DecoderConfig, seed: int, wide: bool = False, rank: int = 0, **named: Any) -> Decoder:
+    """A decoder of whose tensors peers have the rest, on no device; `rank`: of adapters."""
+    with torch.device("meta"):
+        decoder = Decoder(shape, **named)
+    if rank:
+        lora.attach(decoder, rank, 2.0)
+    return decoder.double() if wide else decoder
+
+
+def whole_model(shape: DecoderConfig, seed: int, wide: bool = False, rank: int = 0) -> Decoder:
+    decoder = Decoder(shape)
+    initialise(decoder, seed)
+    with torch.no_grad():
+        for name, parameter in decoder.named_parameters():
+            if name.endswith(("bias", "norm.weight")):
+                parameter += 0.1 * torch.sin(torch.arange(len(parameter)) + seed)
+    if rank:
+        lora.attach(decoder, rank, 2.0)
+        draw = torch.Generator().manual_seed(9)
+        for _, one in fsdp.trained(decoder):
+            one.data = torch.randn(one.shape, generator=draw) * DRAWN
+    return decoder.double() if wide else decoder
+
+
+def part_model(like: Decoder, mesh: Any, parallel: Any, wide: bool, rank: int = 0, recompute: int = 0) -> Decoder:
+    """This rank's part of a model."""
+    decoder = fresh(like.config, 0, wide, rank, parallel=parallel, recompute=recompute)
+    fsdp.shard(decoder, mesh, torch.float64 if wide else torch.float32)
+    fsdp.materialise(decoder, torch.device("cpu"))
+    fill(decoder, like.named_parameters())
+    return decoder
+
+
+def whole(tensor: Tensor, like: Tensor) -> Tensor:
+    """A tensor of this rank's rows of a parameter, in one piece."""
+    values = (tensor.full_tensor() if fsdp.is_sharded(tensor) else tensor).detach()
+    return fsdp.join_parts(values, cut_of(like), whole_shape(like)).clone()
+
+
+def whole_gradients(decoder: Decoder) -> dict[str, Tensor]:
+    fsdp.add_copies(decoder)
+    fsdp.reshard(decoder)
+    copies = {name: whole(one.grad, one) for name, one in fsdp.trained(decoder) if one.grad is not None}
+    decoder.zero_grad(set_to_none=True)
+    return copies
+
+
+def free_loss(decoder: Decoder, share: int, shares: int) -> dict[str, Tensor]:
+    """Gradients of a clipped loss with an entropy term in the decoder's own type, of three groups with shared prompts
+    and a long sequence, over as many ranks."""
+    draw = torch.Generator().manual_seed(4)
+    groups = [
+        [torch.randint(0, 67, (5,), generator=draw).tolist() + torch.randint(0, 67, (n,), generator=draw).tolist()
+         for n in lengths] for lengths in ((3, 17, 9), (24, 5), (90,))
+    ]  # fmt: skip
+    for group in groups:
+        for sequence in group[1:]:
+            sequence[:5] = group[0][:5]
+    batches = [pack_from(group, [5] * len(group)) for group in groups]
+    for number in range(share, len(batches) + shares - 1, shares):
+        empty = number >= len(batches)
+        batch = batches[0 if empty else number]
+        logprobs, entropy = decoder(batch, 0.7)
+        steps = torch.arange(len(logprobs), dtype=logprobs.dtype)
+        ratio = (logprobs - logprobs.detach() - 0.3 * steps.sin()).exp()
+        loss = -(torch.minimum(ratio, ratio.clamp(0.8, 1.28)) * steps.cos()).sum() - 0.05 * (entropy * steps).sum()
+        (loss * (0.0 if empty else 0.01)).backward()
+        if number + shares >= len(batches) + shares - 1:
+            break
+    return whole_gradients(decoder)
+
+
+def batches_of(share: int, shares: int) -> list[MicroBatch]:
+    sequences = make_sequences("group_tokens")
+    return [MicroBatch(sequences[share::shares][:9]), MicroBatch(sequences[share::shares][9:])]
+
+
+def stepped(decoder: Decoder, objective: str, frozen: Any, share: int, shares: int) -> Results:
+    models = AuxiliaryModels(reference=frozen, teacher=frozen)
+    outcome = forward_backward(decoder, batches_of(share, shares), 0.7, OBJECTIVES[objective], models)
+    return {"sums": outcome.sums, "gradients": whole_gradients(decoder)}
+
+
+CASES: dict[str, tuple[DecoderConfig, dict[str, Any], str]] = {
+    "float64": (QWEN3, {"wide": True}, ""),
+    "float64, copies of keys, tied, biases": (QWEN2, {"wide": True}, ""),
+    "float64, adapters": (QWEN3, {"wide": True, "rank": 3}, ""),
+    "float64, recomputed": (QWEN3, {"wide": True, "recompute": 1}, ""),
+    "magistral": (QWEN3, {}, "magistral"),
+    "reference and entropy": (QWEN2, {}, "regularised"),
+    "distilled": (QWEN3, {}, "distill"),
+    "imitated": (QWEN3, {"recompute": 2}, "imitate"),
+    "adapters": (QWEN2, {"rank": 3}, "magistral"),
+}
+"""name -> shape, how it is made, objective ("": `free_loss`)"""
+
+
+class Numbers(Scene):
+    """Gradients of every case in every placement, beside those of one rank."""
+
+    worlds = ((2,), (4,))
+    expected: ClassVar[dict[str, Results]] = {}
+    placements: ClassVar[dict[str, dict[str, int]]] = SHAPES
+    wholes: ClassVar[dict[str, Decoder]] = {}
+
+    @classmethod
+    def prepare(cls, folder: Path) -> None:
+        for name, (shape, how, objective) in CASES.items():
+            how = {key: value for key, value in how.items() if key != "recompute"}
+            model = cls.wholes[name] = whole_model(shape, 1, **how)
+            if objective:
+                cls.expected[name] = stepped(model, objective, whole_model(shape, 2).requires_grad_(False), 0, 1)
+            else:
+                cls.expected[name] = {"gradients": free_loss(model, 0, 1)}
+            squares = sum(float(one.double().square().sum()) for one in cls.expected[name]["gradients"].values())
+            cls.expected[name]["norm"] = squares**0.5
+
+    def run(self) -> None:
+        for name, placement in self.placements.items():
+            if placement["trainers"] == self.world:
+                self.results[name] = self.compare(placement)
+
+    def compare(self, placement: dict[str, int]) -> dict[str, dict[str, float]]:
+        """case -> the largest difference of a parameter's gradient, of a sum and of the norm, relative."""
+        settings = Config.model_validate({"placement": placement}).placement
+        mesh = fsdp.join(
+            self.store(), self.rank, self.world, torch.device("cpu"), 600, settings.replicas or 1, settings.tensor
+        )
+        parallel, outcomes = fsdp.meet(torch.device("cpu"), settings.tensor), {}
+        share, shares = self.rank // settings.sharers, settings.shares
+        group = fsdp.replica_group(mesh)
+        for case, (shape, how, objective) in CASES.items():
+            how = {"wide": False} | how
+            decoder = part_model(self.wholes[case], mesh, parallel, **how)
+            expected = self.expected[case]
+            if objective:
+                frozen = part_model(whole_model(shape, 2), mesh, parallel, False).requires_grad_(False)
+                outcome = stepped(decoder, objective, frozen, share, shares)
+            else:
+                outcome = {"gradients": free_loss(decoder, share, shares)}
+            again = free_loss if not objective else None
+            assert outcome["gradients"].keys() == expected["gradients"].keys()
+            gaps = {
+                name: float((one - outcome["gradients"][name]).double().norm())
+                for name, one in expected["gradients"].items()
+            }
+            outcomes[case] = {
+                "gradient": sum(gap**2 for gap in gaps.values()) ** 0.5 / expected["norm"],
+                "parameter": max(gap / float(expected["gradients"][name].norm()) for name, gap in gaps.items()),
+            }
+            if again is None:
+                sums = {name: torch.tensor(value).double() for name, value in outcome["sums"].items()}
+                for one in sums.values():
+                    dist.all_reduce(one)
+                outcomes[case]["sums"] = max(
+                    abs(float(one) / settings.sharers - expected["sums"][name]) / max(1.0, abs(expected["sums"][name]))
+                    for name, one in sums.items()
+                )
+                forward_backward(
+                    decoder, batches_of(share, shares), 0.7, OBJECTIVES[objective], AuxiliaryModels(frozen, frozen)
+                )
+                fsdp.add_copies(decoder)
+                norm = float(optimiser.global_norm(decoder, group))
+                outcomes[case]["norm"] = abs(norm / expected["norm"] - 1)
+        fsdp.leave()
+        return outcomes
+
+
+def main(folder: Path, name: str, *placements: str) -> int:
+    """Returns how many ranks failed."""
+    import os
+
+    torch.set_num_threads(1)
+    made = {"numbers": Numbers}[name]
+    made.placements = {key: value for key, value in SHAPES.items() if not placements or key in placements}
+    worlds = sorted({one["trainers"] for one in made.placements.values()})
+    made.prepare(folder)
+    failed = 0
+    for world in worlds:
+        ranks = [run_rank(made, folder, name, rank, world) for rank in range(world)]
+        failed += sum(os.waitpid(rank, 0)[1] != 0 for rank in ranks)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), *sys.argv[2:]))
