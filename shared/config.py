@@ -93,7 +93,8 @@ class Config(Section):
 
     def _placement_contradictions(self) -> Iterator[str]:
         """Contradictions of the ways to split a model and a batch over trainers."""
-        placement, factors = self.placement, {"replicas": self.placement.replicas or 1, "tensor": self.placement.tensor}
+        placement = self.placement
+        factors = {name: getattr(placement, name) or 1 for name in ("replicas", "tensor", "context")}
         together = {name: count for name, count in factors.items() if count > 1}
         if placement.trainers % math.prod(together.values()):
             named = " x ".join(f"placement.{name} = {count}" for name, count in together.items())

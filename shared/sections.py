@@ -102,10 +102,14 @@ class Placement(Section):
     """neighbouring trainers that split each layer, the embedding and the head of one model (tensor parallelism), and
     train on the same sequences: model.implementation "native" only"""
 
+    context: int = Field(1, ge=1)
+    """neighbouring trainers that split the tokens of each micro-batch, so that longer sequences fit (context
+    parallelism)"""
+
     @property
     def sharers(self) -> int:
         """Trainers that have the same share of a batch."""
-        return self.tensor
+        return self.tensor * self.context
 
     @property
     def shares(self) -> int:
@@ -115,7 +119,7 @@ class Placement(Section):
     @property
     def split(self) -> dict[str, str]:
         """How many trainers share a model's work, for the user; empty where each works alone."""
-        return {name: f"{count} trainers" for name in ("tensor",) if (count := getattr(self, name)) > 1}
+        return {name: f"{count} trainers" for name in ("tensor", "context") if (count := getattr(self, name)) > 1}
 
 
 class Rollout(Section):

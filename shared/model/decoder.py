@@ -20,10 +20,21 @@ from shared.errors import ModelError
 from shared.model.attention import AttentionPlan, attend, plan_attention
 from shared.model.config import DecoderConfig
 from shared.model.cpu.fused_layers import adapters_of, gated_down, project, rms_norm
-from shared.model.language_model import LanguageModel
+from shared.model.language_model import EVERY, LanguageModel
 from shared.model.lora import LoraLinear
 from shared.model.packing import PackedBatch, pack
-from shared.model.parallel import ALONE, Cut, Parallel, add_up, copy_to, local_shape, look_up, tensor_cut, tensor_part
+from shared.model.parallel import (
+    ALONE,
+    Cut,
+    HeadExchange,
+    Parallel,
+    add_up,
+    copy_to,
+    local_shape,
+    look_up,
+    tensor_cut,
+    tensor_part,
+)
 from shared.model.rope import inverse_frequencies, rotate, rotation_table
 
 __all__ = ["Decoder", "DecoderConfig", "PackedBatch", "initialise", "pack"]
@@ -37,6 +48,13 @@ class Tables:
     """[tokens, 1, head_dim / 2] in the compute type"""
     sin: Tensor
     plan: AttentionPlan
+    exchange: HeadExchange | None
+
+    def attend(self, joined: Tensor) -> Tensor:
+        """`attend` of this rank's tokens to those of all context peers."""
+        if self.exchange is None:
+            return attend(joined, self.plan)
+        return self.exchange.attend(joined, lambda parts: attend(parts, self.plan))
 
 
 class RMSNorm(nn.Module):
@@ -84,7 +102,7 @@ class Attention(nn.Module):
             query, key, value = joined.split(self.widths, 1)
             joined = torch.cat([self.q_norm(query), self.k_norm(key), value], 1)
         joined = rotate(joined, tables.cos, tables.sin, self.widths[0] + self.widths[1])
-        mixed = attend(joined, tables.plan).flatten(1)
+        mixed = tables.attend(joined).flatten(1)
         return linear(mixed if keep is None else mixed.index_select(0, keep), self.o_proj)
 
 
@@ -182,17 +200,20 @@ class Decoder(LanguageModel):
                 f"{self.config.window}, or model.implementation to 'transformers'"
             )
 
-    def states(self, batch: PackedBatch, keep: Tensor | None) -> Tensor:
+    def states(self, batch: PackedBatch, keep: Tensor | None, span: slice = EVERY) -> Tensor:
         """The last norm's output at the kept positions; the last layer's feed-forward runs on those alone."""
         tensor = self.parallel.tensor
-        table, ids = self.model.embed_tokens, batch.token_ids
+        table, ids = self.model.embed_tokens, batch.token_ids[span]
         x = table(ids) if tensor is None else look_up(table, ids, self.words, tensor)
         x = x if self.compute_dtype is None else x.to(self.compute_dtype)
         self._frequencies = self._frequencies.to(x.device)
-        cos, sin = rotation_table(batch.positions, self._frequencies, self._rope_factor)
-        heads, key_heads = self.local.heads, self.local.key_heads
+        cos, sin = rotation_table(batch.positions[span], self._frequencies, self._rope_factor)
+        heads, key_heads, exchange = self.local.heads, self.local.key_heads, None
+        if self.parallel.context is not None:
+            exchange = HeadExchange(heads, key_heads, x.device, self.parallel.context)
+            heads, key_heads = exchange.heads, exchange.key_heads
         plan = plan_attention(batch.lengths, batch.prefixes, heads, key_heads, x.device, x.dtype, self.attention)
-        tables = Tables(cos.to(x.dtype), sin.to(x.dtype), plan)
+        tables = Tables(cos.to(x.dtype), sin.to(x.dtype), plan, exchange)
         for number, layer in enumerate(self.model.layers):
             kept = keep if layer is self.model.layers[-1] else None
             x = self.run_layer(number, layer, x, tables, kept)

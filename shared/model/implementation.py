@@ -77,7 +77,7 @@ def make_model(
         check_tensor(shape, 1 if parallel.tensor is None else parallel.tensor.size)
         from shared.model.transformers_decoder import TransformersDecoder
 
-        return TransformersDecoder(shape, text_part(config), recompute=recompute)
+        return TransformersDecoder(shape, text_part(config), recompute=recompute, parallel=parallel)
     from shared.model.decoder import Decoder
 
     return Decoder(shape, recompute=recompute, parallel=parallel)

@@ -1,8 +1,8 @@
 """Ranks that share the work of one batch: who has which part of a model and of a stream, and what they exchange.
 
-    tensor     a rank has heads / t, and a t-th of the feed-forward and of the vocabulary (Megatron-LM, 1909.08053)
-    context    a rank has a c-th of the stream's tokens; around attention it has all tokens of heads / c (Ulysses,
-               2309.14509), so that packed sequences and shared prompts are attended as on one rank
+tensor     a rank has heads / t, and a t-th of the feed-forward and of the vocabulary (Megatron-LM, 1909.08053)
+context    a rank has a c-th of the stream's tokens; around attention it has all tokens of heads / c (Ulysses,
+           2309.14509), so that packed sequences and shared prompts are attended as on one rank
 """
 
 from __future__ import annotations
@@ -190,3 +190,91 @@ def merge_sums(
     dist.all_reduce(sums, group=peers.group)
     total, moment, chosen, count = sums.split(1, 1)
     return highest, total, moment, chosen / count  # 0 / 0 for a target that is no word
+
+
+# ---- context --------------------------------------------------------------------------------------------------------
+
+
+class _Exchange(torch.autograd.Function):
+    """Part r of x [peers, ...] goes to peer r; what comes from it takes its place."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        received = torch.empty_like(x, memory_format=torch.contiguous_format)
+        dist.all_to_all_single(received, x.contiguous(), group=group)
+        return received
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _Exchange.apply(gradient, ctx.group), None
+
+
+def check_heads(heads: int, key_heads: int, size: int) -> None:
+    """Raise ConfigError, in one line, if attention cannot be split over so many ranks."""
+    if heads % size or (key_heads % size and size % key_heads):
+        raise ConfigError(
+            f"placement.context = {size}: {heads} attention heads and {key_heads} key heads on a rank do not divide by "
+            "it (of key heads there may also be copies); take another number, or placement.context = 1"
+        )
+
+
+class HeadExchange:
+    """Around attention: from a part of the tokens with all heads to all tokens with a part of the heads, and back."""
+
+    def __init__(self, heads: int, key_heads: int, device: torch.device, peers: Peers):
+        """heads, key_heads: of this rank outside of attention. Raises ConfigError where they cannot be split."""
+        check_heads(heads, key_heads, peers.size)
+        self.peers, self.heads, self.key_heads = peers, heads // peers.size, max(1, key_heads // peers.size)
+        order = []
+        for rank in range(peers.size):
+            first = rank * key_heads // peers.size
+            keys = range(heads + first, heads + first + self.key_heads)
+            order += [*range(rank * self.heads, (rank + 1) * self.heads), *keys, *(key + key_heads for key in keys)]
+        self.order = torch.tensor(order, device=device)
+        """of the heads, key heads and value heads of `joined`, those that each peer takes, peer after peer"""
+
+    def attend(self, joined: Tensor, attention: Callable[[Tensor], Tensor]) -> Tensor:
+        """joined [own tokens, heads + 2 key_heads, head_dim] -> [own tokens, heads, head_dim], by an attention over
+        all tokens of this rank's share of the heads."""
+        tokens, _, width = joined.shape
+        parts = joined.index_select(1, self.order).view(tokens, self.peers.size, -1, width).transpose(0, 1)
+        mixed = attention(_Exchange.apply(parts, self.peers.group).flatten(0, 1))
+        returned: Tensor = _Exchange.apply(mixed.view(self.peers.size, tokens, -1, width), self.peers.group)
+        return returned.transpose(0, 1).flatten(1, 2)
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, own: Tensor, share: TokenShare) -> Tensor:
+        ctx.share = share
+        padded = own.new_zeros(max(1, *share.counts), *own.shape[1:])
+        padded[: len(own)] = own
+        parts = [torch.empty_like(padded) for _ in share.counts]
+        dist.all_gather(parts, padded, group=share.group)
+        joined = torch.cat([part[:count] for part, count in zip(parts, share.counts, strict=True)])
+        return torch.empty_like(joined).index_copy_(0, share.order, joined)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient[ctx.share.mine], None
+
+
+class TokenShare:
+    """Which tokens of a stream, and which targets, are this rank's."""
+
+    def __init__(self, tokens: int, loss_positions: Tensor, peers: Peers):
+        """tokens: of the stream, a multiple of the peers."""
+        count = tokens // peers.size
+        owners, self.group = loss_positions // count, peers.group
+        self.span = slice(peers.rank * count, (peers.rank + 1) * count)
+        self.mine = owners == peers.rank
+        """[loss_tokens] bool"""
+        self.order = owners.argsort(stable=True)
+        self.counts: list[int] = owners.bincount(minlength=peers.size).tolist()
+
+    def gather(self, own: Tensor) -> Tensor:
+        """What the ranks have for their targets [own targets, ...] -> that of all, in the order of the batch. All peers
+        compute the same from it, so that the gradient of a rank's own is whole."""
+        gathered: Tensor = _Gather.apply(own, self)
+        return gathered

@@ -6,11 +6,8 @@ Every rank leaves what came of it in FOLDER/SCENE-WORLD-RANK.pt.
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -25,11 +22,9 @@ from shared.types import MicroBatch
 from tests.packed import pack_from
 from tests.trainer.rank_data import make_sequences
 from tests.trainer.rank_scene import Results, Scene, run_rank
-from trainer.checkpoint import shards
 from trainer.objectives.registry import read_objective
 from trainer.step import fsdp, optimiser
 from trainer.step.forward_backward import AuxiliaryModels, forward_backward
-from trainer.step.rank import TrainerRank
 from trainer.step.reference import fill
 
 QWEN3 = DecoderConfig(
@@ -43,6 +38,9 @@ SHAPES: dict[str, dict[str, int]] = {
     "tensor 2": {"trainers": 2, "tensor": 2},
     "tensor 2 of 4": {"trainers": 4, "tensor": 2},
     "tensor 4": {"trainers": 4, "tensor": 4},
+    "context 2": {"trainers": 2, "context": 2},
+    "context 4": {"trainers": 4, "context": 4},
+    "tensor 2, context 2": {"trainers": 4, "tensor": 2, "context": 2},
     "tensor 2, replicas 2": {"trainers": 4, "tensor": 2, "replicas": 2},
 }
 """name -> placement"""
@@ -184,7 +182,7 @@ class Numbers(Scene):
         mesh = fsdp.join(
             self.store(), self.rank, self.world, torch.device("cpu"), 600, settings.replicas or 1, settings.tensor
         )
-        parallel, outcomes = fsdp.meet(torch.device("cpu"), settings.tensor), {}
+        parallel, outcomes = fsdp.meet(torch.device("cpu"), settings.tensor, settings.context), {}
         share, shares = self.rank // settings.sharers, settings.shares
         group = fsdp.replica_group(mesh)
         for case, (shape, how, objective) in CASES.items():

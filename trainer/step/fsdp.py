@@ -63,13 +63,19 @@ def join(
     return mesh["replicate", "shard"] if replicas > 1 and tensor > 1 else mesh["shard"] if tensor > 1 else mesh
 
 
-def meet(device: torch.device, tensor: int = 1) -> Parallel:
-    """Those with whom this rank shares the work of its batches, of `tensor` neighbours each. A collective."""
-    if tensor == 1:
+def meet(device: torch.device, tensor: int = 1, context: int = 1) -> Parallel:
+    """Those with whom this rank shares the work of its batches: `tensor` neighbours, and `context` such. A
+    collective."""
+    if tensor * context == 1:
         return Parallel()
-    shape = dist.get_world_size() // tensor, tensor
-    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("share", "tensor"))
-    return Parallel(Peers(mesh.get_group("tensor"), mesh.get_local_rank("tensor"), tensor))
+    shape = dist.get_world_size() // (tensor * context), context, tensor
+    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("share", "context", "tensor"))
+    both = {
+        name: Peers(mesh.get_group(name), mesh.get_local_rank(name), size)
+        for name, size in (("tensor", tensor), ("context", context))
+        if size > 1
+    }
+    return Parallel(**both)
 
 
 def replica_group(mesh: DeviceMesh) -> dist.ProcessGroup:

@@ -192,7 +192,7 @@ class TrainerRank:
         self.mesh = fsdp.join(
             role.store, self.rank, self.world, role.device, deadlines.step_s, placement.replicas or 1, placement.tensor
         )
-        self.parallel = fsdp.meet(role.device, placement.tensor)
+        self.parallel = fsdp.meet(role.device, placement.tensor, placement.context)
         self.group = fsdp.replica_group(self.mesh)
         self.decoder, self.optimiser, checksums = build(
             model_dir, checkpoint, self.config, self.mesh, role.device, self.parallel
