@@ -5,27 +5,35 @@
 Every rank leaves what came of it in FOLDER/SCENE-WORLD-RANK.pt.
 """
 
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from shared.config import Config
-from shared.model import lora
+from shared.model import hf, lora
 from shared.model.decoder import Decoder, DecoderConfig, initialise
 from shared.model.parallel import cut_of, whole_shape
 from shared.types import MicroBatch
 from tests.packed import pack_from
 from tests.trainer.rank_data import make_sequences
 from tests.trainer.rank_scene import Results, Scene, run_rank
+from trainer.checkpoint import shards
 from trainer.objectives.registry import read_objective
 from trainer.step import fsdp, optimiser
 from trainer.step.forward_backward import AuxiliaryModels, forward_backward
+from trainer.step.rank import TrainerRank
 from trainer.step.reference import fill
+from trainer.step.value_head import ValueHead
 
 QWEN3 = DecoderConfig(
     family="qwen3", vocab_size=67, hidden_size=25, intermediate_size=45, layers=2, heads=8, key_heads=2, head_dim=6,
@@ -35,6 +43,8 @@ QWEN2 = replace(QWEN3, family="qwen2", heads=4, key_heads=1, intermediate_size=4
                 qkv_bias=True)  # fmt: skip
 """one key head, of which every tensor peer has a copy; a tied head; biases"""
 SHAPES: dict[str, dict[str, int]] = {
+    "alone": {"trainers": 1},
+    "shard 2": {"trainers": 2},
     "tensor 2": {"trainers": 2, "tensor": 2},
     "tensor 2 of 4": {"trainers": 4, "tensor": 2},
     "tensor 4": {"trainers": 4, "tensor": 4},
@@ -49,6 +59,7 @@ OBJECTIVES = {
     "regularised": read_objective({"kl": {"weight": 0.2}, "entropy_bonus": 0.05}),
     "distill": read_objective({"name": "distill", "teacher": {"kind": "local", "path": "teacher"}}),
     "imitate": None,
+    "valued": read_objective({"name": "dro"}),
 }
 DRAWN = 0.05
 """size of the adapters' values: B is zero at first, and so are the gradients of A"""
@@ -126,15 +137,24 @@ def free_loss(decoder: Decoder, share: int, shares: int) -> dict[str, Tensor]:
     return whole_gradients(decoder)
 
 
-def batches_of(share: int, shares: int) -> list[MicroBatch]:
-    sequences = make_sequences("group_tokens")
+def batches_of(share: int, shares: int, objective: str = "") -> list[MicroBatch]:
+    sequences = make_sequences("completions" if objective == "valued" else "group_tokens")
+    if objective == "valued":
+        groups = [[one for one in sequences if one.group == number] for number in range(4)]
+        return [MicroBatch(group) for group in groups[share::shares]]
     return [MicroBatch(sequences[share::shares][:9]), MicroBatch(sequences[share::shares][9:])]
 
 
-def stepped(decoder: Decoder, objective: str, frozen: Any, share: int, shares: int) -> Results:
-    models = AuxiliaryModels(reference=frozen, teacher=frozen)
-    outcome = forward_backward(decoder, batches_of(share, shares), 0.7, OBJECTIVES[objective], models)
-    return {"sums": outcome.sums, "gradients": whole_gradients(decoder)}
+def stepped(decoder: Decoder, objective: str, frozen: Any, share: int, shares: int, sharers: int = 1) -> Results:
+    values = ValueHead(decoder.config.hidden_size, 1e-2, sharers=sharers) if objective == "valued" else None
+    models = AuxiliaryModels(reference=frozen, teacher=frozen, values=values)
+    outcome = forward_backward(decoder, batches_of(share, shares, objective), 0.7, OBJECTIVES[objective], models)
+    result = {"sums": outcome.sums, "gradients": whole_gradients(decoder)}
+    if values is not None:
+        with mock.patch.object(values.optimiser, "step"), mock.patch.object(values.optimiser, "zero_grad"):
+            values.step()
+        result["values"] = torch.cat([values.weight.grad, values.bias.grad[None]])
+    return result
 
 
 CASES: dict[str, tuple[DecoderConfig, dict[str, Any], str]] = {
@@ -147,6 +167,7 @@ CASES: dict[str, tuple[DecoderConfig, dict[str, Any], str]] = {
     "distilled": (QWEN3, {}, "distill"),
     "imitated": (QWEN3, {"recompute": 2}, "imitate"),
     "adapters": (QWEN2, {"rank": 3}, "magistral"),
+    "valued": (QWEN2, {}, "valued"),
 }
 """name -> shape, how it is made, objective ("": `free_loss`)"""
 
@@ -191,10 +212,9 @@ class Numbers(Scene):
             expected = self.expected[case]
             if objective:
                 frozen = part_model(whole_model(shape, 2), mesh, parallel, False).requires_grad_(False)
-                outcome = stepped(decoder, objective, frozen, share, shares)
+                outcome = stepped(decoder, objective, frozen, share, shares, settings.sharers)
             else:
                 outcome = {"gradients": free_loss(decoder, share, shares)}
-            again = free_loss if not objective else None
             assert outcome["gradients"].keys() == expected["gradients"].keys()
             gaps = {
                 name: float((one - outcome["gradients"][name]).double().norm())
@@ -204,7 +224,10 @@ class Numbers(Scene):
                 "gradient": sum(gap**2 for gap in gaps.values()) ** 0.5 / expected["norm"],
                 "parameter": max(gap / float(expected["gradients"][name].norm()) for name, gap in gaps.items()),
             }
-            if again is None:
+            if objective == "valued":
+                gap = (outcome["values"] - expected["values"]).norm() / expected["values"].norm()
+                outcomes[case]["values"] = float(gap)
+            elif objective:
                 sums = {name: torch.tensor(value).double() for name, value in outcome["sums"].items()}
                 for one in sums.values():
                     dist.all_reduce(one)
@@ -222,12 +245,101 @@ class Numbers(Scene):
         return outcomes
 
 
+CONFIG = {
+    "architectures": ["Qwen3ForCausalLM"], "vocab_size": 67, "hidden_size": 25, "intermediate_size": 45,
+    "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 6, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+class Launches(Scene):
+    """Ranks through the calls of a launch in every placement: two steps, an update for the engines, a checkpoint and an
+    export."""
+
+    placements: ClassVar[dict[str, dict[str, int]]] = SHAPES
+    adapters = 0
+
+    @classmethod
+    def prepare(cls, folder: Path) -> None:
+        for name, seed in (("model", 1), ("reference", 2)):
+            hf.save_model(folder / name, CONFIG, dict(whole_model(QWEN3, seed).named_parameters()), torch.float32)
+            (folder / name / "tokenizer.json").write_text("{}")
+
+    @contextmanager
+    def launch(self, placement: dict[str, int], checkpoint: Path | None = None) -> Iterator[Any]:
+        config = Config.model_validate({
+            "model": {"dtype": "float32"}, "optimiser": {"compute_dtype": "float32"}, "rollout": {"transport": "shm"},
+            "objective": {"kl": {"weight": 0.2}, "entropy_bonus": 0.05}, "placement": placement,
+            "lora": {"rank": self.adapters},
+        })  # fmt: skip
+        role = SimpleNamespace(rank_in_role=self.rank, store=self.store(), device=torch.device("cpu"))
+        rank: Any = TrainerRank(config, role)
+        try:
+            self.loaded = rank.load(str(self.folder / "model"), str(checkpoint) if checkpoint else None)
+            yield rank
+        finally:
+            rank.stop()
+            fsdp.leave()
+
+    def state(self, rank: Any) -> dict[str, Tensor]:
+        """Whole weights and moments."""
+        copies = {}
+        for name, one in fsdp.trained(rank.decoder):
+            for kind, tensor in {"weight": one, **rank.optimiser.state[one]}.items():
+                if kind in ("weight", *shards.MOMENTS):
+                    copies[f"{kind}/{name}"] = whole(tensor, one)
+        return copies
+
+    def run(self) -> None:
+        for name, placement in self.placements.items():
+            if placement["trainers"] == self.world:
+                self.results[name] = self.train(name, placement)
+
+    def train(self, name: str, placement: dict[str, int]) -> Results:
+        saved, settings = self.folder / f"saved-{name}", Config.model_validate({"placement": placement}).placement
+        saved.mkdir(exist_ok=True)
+        results: Results = {}
+        with self.launch(placement) as rank:
+            if not self.adapters:
+                rank.load_frozen(str(self.folder / "reference"), "reference")
+            share = self.rank // settings.sharers
+            for number in range(2):
+                rank.forward_backward(batches_of(share, settings.shares), 0.7, self.adapters > 0)
+                results[f"norm {number}"] = rank.step(1e-3).grad_norm
+            results["trained"] = self.state(rank)
+            results["parameters"] = self.loaded.parameters
+            published = rank.publish(1, [[3, 1, 4, 1, 5]])
+            results |= {"checksums": published.checksums, "probe": published.probe, "rows": rank.sender.rows}
+            dist.barrier()
+            results["engines"] = {one: rank.sender.memory.tensor(1, one).clone() for one in rank.sender.layout.places}
+            results["live"] = rank.save(str(saved), 3)
+            rank.writer.files()
+            rank.export(str(self.folder / f"exported-{name}"))
+            dist.barrier()
+        return results
+
+
+class Resumes(Launches):
+    """The second half: a resume from the checkpoint of every placement."""
+
+    def store(self) -> dist.Store:
+        self.stores += 1
+        return dist.FileStore(str(self.folder / f"resume-store-{self.world}-{self.stores}"), self.world)
+
+    def run(self) -> None:
+        for name, placement in self.placements.items():
+            if placement["trainers"] == self.world:
+                for other in self.placements:
+                    with self.launch(placement, self.folder / f"saved-{other}") as rank:
+                        self.results[name, other] = self.loaded.checksums, self.state(rank)
+
+
 def main(folder: Path, name: str, *placements: str) -> int:
     """Returns how many ranks failed."""
-    import os
-
     torch.set_num_threads(1)
-    made = {"numbers": Numbers}[name]
+    made = {"numbers": Numbers, "launch": Launches, "resume": Resumes}[name]
+    Launches.adapters = 3 if "adapters" in placements else 0
+    placements = tuple(one for one in placements if one != "adapters")
     made.placements = {key: value for key, value in SHAPES.items() if not placements or key in placements}
     worlds = sorted({one["trainers"] for one in made.placements.values()})
     made.prepare(folder)
