@@ -99,6 +99,16 @@ class Config(Section):
         if placement.trainers % math.prod(together.values()):
             named = " x ".join(f"placement.{name} = {count}" for name, count in together.items())
             yield f"{named} must divide placement.trainers = {placement.trainers}: each part needs as many trainers"
+        if placement.trainers % placement.experts:
+            yield (
+                f"placement.experts = {placement.experts} must divide placement.trainers = {placement.trainers}: each "
+                "part of the experts needs as many trainers"
+            )
+        if placement.experts > 1 and (placement.replicas or 1) > 1:
+            yield (
+                f"placement.experts = {placement.experts} is not offered with placement.replicas = "
+                f"{placement.replicas}: set one of them to 1"
+            )
 
     def _length_contradictions(self) -> Iterator[str]:
         """Contradictions of the lengths of completions, of the penalty on them and of the model."""

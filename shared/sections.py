@@ -106,6 +106,10 @@ class Placement(Section):
     """neighbouring trainers that split the tokens of each micro-batch, so that longer sequences fit (context
     parallelism)"""
 
+    experts: int = Field(1, ge=1)
+    """neighbouring trainers that split the experts of each layer of a mixture, to which tokens travel (expert
+    parallelism)"""
+
     @property
     def sharers(self) -> int:
         """Trainers that have the same share of a batch."""
@@ -119,7 +123,9 @@ class Placement(Section):
     @property
     def split(self) -> dict[str, str]:
         """How many trainers share a model's work, for the user; empty where each works alone."""
-        return {name: f"{count} trainers" for name in ("tensor", "context") if (count := getattr(self, name)) > 1}
+        return {
+            name: f"{count} trainers" for name in ("tensor", "context", "experts") if (count := getattr(self, name)) > 1
+        }
 
 
 class Rollout(Section):

@@ -155,7 +155,6 @@ class Decoder(LanguageModel):
     def __init__(
         self, config: DecoderConfig, attention: str = "auto", recompute: int = 0, parallel: Parallel = ALONE
     ) -> None:
-        """Raises ConfigError where the model cannot be split as `parallel` says."""
         super().__init__(config, attention, recompute, parallel)
         self.rounds_weights = True
         self.local = local = local_shape(config, parallel.tensor)

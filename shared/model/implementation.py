@@ -70,11 +70,13 @@ def make_model(
 ) -> LanguageModel:
     """The module of that shape, on the device of the caller's context, its contents undefined. Raises ConfigError where
     it cannot be split as `parallel` says."""
-    from shared.model.parallel import ALONE, check_tensor
+    from shared.model.parallel import ALONE, check_split
 
     parallel = parallel or ALONE
+    check_split(
+        shape, *(1 if one is None else one.size for one in (parallel.tensor, parallel.context, parallel.experts))
+    )
     if isinstance(shape, MeasuredConfig):
-        check_tensor(shape, 1 if parallel.tensor is None else parallel.tensor.size)
         from shared.model.transformers_decoder import TransformersDecoder
 
         return TransformersDecoder(shape, text_part(config), recompute=recompute, parallel=parallel)

@@ -3,18 +3,20 @@
 tensor     a rank has heads / t, and a t-th of the feed-forward and of the vocabulary (Megatron-LM, 1909.08053)
 context    a rank has a c-th of the stream's tokens; around attention it has all tokens of heads / c (Ulysses,
            2309.14509), so that packed sequences and shared prompts are attended as on one rank
+experts    a rank has an e-th of a mixture's experts, to which the tokens of all travel (GShard, 2006.16668)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from shared.errors import ConfigError
 from shared.model.config import DecoderConfig, MeasuredConfig
@@ -34,6 +36,10 @@ class Parallel:
 
     tensor: Peers | None = None
     context: Peers | None = None
+    experts: Peers | None = None
+    """these have batches of their own"""
+    same_experts: Any = None
+    """mesh over the ranks with the same experts"""
 
 
 ALONE = Parallel()
@@ -67,6 +73,18 @@ def whole_shape(tensor: Tensor) -> torch.Size:
     if cut is not None and cut.size is not None:
         shape[cut.dim] = cut.size
     return torch.Size(shape)
+
+
+def check_split(shape: DecoderConfig, tensor: int, context: int, experts: int) -> None:
+    """Raise ConfigError, in one line, if a model cannot be split over so many ranks."""
+    check_tensor(shape, tensor)
+    if context > 1:
+        check_heads(shape.heads // tensor, max(1, shape.key_heads // tensor), context)
+    if experts > 1 and (shape.experts % experts or not shape.experts):
+        raise ConfigError(
+            f"placement.experts = {experts}: the model has {shape.experts or 'no'} experts in a layer, which do not "
+            "divide by it; take another number, or placement.experts = 1"
+        )
 
 
 # ---- tensor ---------------------------------------------------------------------------------------------------------
@@ -124,10 +142,9 @@ def tensor_cut(name: str, shape: DecoderConfig, peers: Peers) -> Cut:
 
 
 def local_shape(shape: DecoderConfig, peers: Peers | None) -> DecoderConfig:
-    """The shape of this rank's part of our decoder. Raises ConfigError where it cannot be split so."""
+    """The shape of this rank's part of our decoder."""
     if peers is None:
         return shape
-    check_tensor(shape, peers.size)
     words, inner = (len(tensor_part(kind, shape, peers)[1]) for kind in ("embed_tokens", "gate_proj"))
     return replace(
         shape, heads=shape.heads // peers.size, key_heads=max(1, shape.key_heads // peers.size), vocab_size=words,
@@ -278,3 +295,73 @@ class TokenShare:
         compute the same from it, so that the gradient of a rank's own is whole."""
         gathered: Tensor = _Gather.apply(own, self)
         return gathered
+
+
+# ---- experts --------------------------------------------------------------------------------------------------------
+
+
+class _Travel(torch.autograd.Function):
+    """Rows go to peers, `sent` to each, in order; `received` come from each."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
+        ctx.counts, ctx.group = (received, sent), group
+        arrived = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
+        return arrived
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return _Travel.apply(gradient, *ctx.counts, ctx.group), None, None, None
+
+
+class SplitExperts(nn.Module):
+    """Base of a mixture's experts of which this rank has some, added to the class that they had: tokens travel to their
+    experts, which compute with them as that class does, and what they give travels back."""
+
+    peers: Peers
+    num_experts: int
+    """here"""
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """hidden_states [tokens, hidden], top_k_index and top_k_weights [tokens, chosen] -> [tokens, hidden]."""
+        group, chosen = self.peers.group, top_k_index.flatten()
+        order = chosen.argsort(stable=True)  # by expert, and so by the rank that has it
+        tokens, counts = (
+            order // top_k_index.shape[1],
+            torch.bincount(chosen // self.num_experts, minlength=self.peers.size),
+        )
+        arriving = torch.empty_like(counts)
+        dist.all_to_all_single(arriving, counts, group=group)
+        sent, received = counts.tolist(), arriving.tolist()
+        rows, gates, experts = (
+            _Travel.apply(values, sent, received, group)
+            for values in (hidden_states.index_select(0, tokens), top_k_weights.flatten()[order], chosen[order])
+        )
+        # one row more, of weight 0: where nothing came, tensors are reached all the same
+        rows, gates, experts = (
+            F.pad(rows, (0, 0, 0, 1)),
+            F.pad(gates, (0, 1)),
+            F.pad(experts % self.num_experts, (0, 1)),
+        )
+        mixed = super().forward(rows, experts[:, None], gates[:, None])[:-1]  # type: ignore[misc]
+        returned = _Travel.apply(mixed, received, sent, group)
+        return torch.zeros_like(hidden_states).index_add(0, tokens, returned)
+
+
+def split_experts(modules: Iterable[nn.Module], peers: Peers) -> None:
+    """Leave modules that hold all experts of a layer this rank's part of them. Raises ConfigError where there are
+    none."""
+    if not (holders := list(modules)):
+        raise ConfigError(
+            f"placement.experts = {peers.size}: transformers keeps the experts of this family in another way than by "
+            "matrices [experts, out, in], which alone are split; set placement.experts = 1"
+        )
+    for module in holders:
+        parameters = dict(module.named_parameters(recurse=False))
+        count = len(next(iter(parameters.values())))
+        for name, one in parameters.items():
+            setattr(module, name, nn.Parameter(one.new_empty(count // peers.size, *one.shape[1:])))
+        module.__class__ = type(f"Split{type(module).__name__}", (SplitExperts, type(module)), {})
+        assert isinstance(module, SplitExperts)
+        module.peers, module.num_experts = peers, count // peers.size

@@ -23,7 +23,7 @@ from shared.model.language_model import EVERY, LanguageModel
 from shared.model.logprobs import HeadScale
 from shared.model.lora import expert_tensors
 from shared.model.packing import PackedBatch
-from shared.model.parallel import ALONE, Parallel
+from shared.model.parallel import ALONE, Cut, Parallel, split_experts
 from shared.model.routing import MISSING, ExpertCounts, Routing, route_layers
 
 ATTENTION = "maestrale"
@@ -207,6 +207,9 @@ class TransformersDecoder(LanguageModel):
         self.__dict__["causal"], self.__dict__["base"] = causal, causal.base_model
         self.__dict__["head_of"] = causal.get_input_embeddings() if tied else output
         self.__dict__["found_layers"] = find_layers(causal)
+        if parallel.experts is not None:
+            holders = {name.rpartition(".")[0] for name, _ in expert_tensors(self)}
+            split_experts(map(self.get_submodule, sorted(holders)), parallel.experts)
         if shape.experts:
             self.expert_counts = ExpertCounts(len(self.layers), shape.experts, shape.chosen)
             route_layers(self.layers)
@@ -230,6 +233,13 @@ class TransformersDecoder(LanguageModel):
         """The module whose weight is the head's."""
         module: nn.Module = self.__dict__["head_of"]
         return module
+
+    def cut(self, name: str) -> Cut | None:
+        """How the parameter of this name is cut: those of experts, their adapters' too."""
+        peers, experts = self.parallel.experts, self.config.experts
+        if peers is None or ".experts." not in name:
+            return None
+        return Cut(peers, 0, experts * peers.rank // peers.size, experts)
 
     @torch.no_grad()
     def settle_buffers(self) -> None:

@@ -5,6 +5,7 @@
 Every rank leaves what came of it in FOLDER/SCENE-WORLD-RANK.pt.
 """
 
+import copy
 import os
 import sys
 from collections.abc import Iterator
@@ -18,12 +19,16 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from transformers import Qwen3MoeConfig
+from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from shared.config import Config
 from shared.model import hf, lora
 from shared.model.decoder import Decoder, DecoderConfig, initialise
-from shared.model.parallel import cut_of, whole_shape
+from shared.model.parallel import ALONE, Parallel, cut_of, split_experts, whole_shape
 from shared.types import MicroBatch
+from tests.families import config_of
+from tests.families import reference as family_model
 from tests.packed import pack_from
 from tests.trainer.rank_data import make_sequences
 from tests.trainer.rank_scene import Results, Scene, run_rank
@@ -31,7 +36,7 @@ from trainer.checkpoint import shards
 from trainer.objectives.registry import read_objective
 from trainer.step import fsdp, optimiser
 from trainer.step.forward_backward import AuxiliaryModels, forward_backward
-from trainer.step.rank import TrainerRank
+from trainer.step.rank import TrainerRank, build
 from trainer.step.reference import fill
 from trainer.step.value_head import ValueHead
 
@@ -334,13 +339,120 @@ class Resumes(Launches):
                         self.results[name, other] = self.loaded.checksums, self.state(rank)
 
 
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3 moe": ("qwen3 moe", {}),
+    "mixtral, recomputed": ("mixtral", {"recompute": 2}),
+    "replayed routes": ("qwen3 moe", {"routes": True}),
+    "adapters of experts": ("mixtral", {"rank": 3}),
+}
+SPLIT_MIXTURES: dict[str, dict[str, int]] = {
+    "experts 2": {"trainers": 2, "experts": 2},
+    "experts 2 of 4": {"trainers": 4, "experts": 2},
+    "experts 4": {"trainers": 4, "experts": 4},
+    "experts 2, context 2": {"trainers": 4, "experts": 2, "context": 2},
+}
+
+
+class Mixtures(Scene):
+    """Gradients of mixtures whose experts are split, beside those of one rank."""
+
+    placements: ClassVar[dict[str, dict[str, int]]] = SPLIT_MIXTURES
+    expected: ClassVar[dict[str, dict[str, Tensor]]] = {}
+    worlds = ((2,), (4,))
+
+    @classmethod
+    def prepare(cls, folder: Path) -> None:
+        for family in ("qwen3 moe", "mixtral"):
+            family_model(config_of(family)).save_pretrained(folder / family)
+            (folder / family / "tokenizer.json").write_text("{}")
+        for case in MIXTURES:
+            cls.expected[case] = cls.gradients(folder, case, SimpleNamespace(device_type="cpu"), ALONE, 0, 1)
+
+    @staticmethod
+    def gradients(folder: Path, case: str, mesh: Any, parallel: Parallel, share: int, shares: int) -> dict[str, Tensor]:
+        family, how = MIXTURES[case]
+        config = Config.model_validate({
+            "model": {"implementation": "transformers"}, "optimiser": {"compute_dtype": "float32"},
+            "lora": {"rank": how.get("rank", 0), "targets": ["all-linear", "experts"]},
+        })  # fmt: skip
+        decoder, _, _ = build(folder / family, None, config, mesh, torch.device("cpu"), parallel)
+        draw = torch.Generator().manual_seed(4)
+        if config.lora.rank:
+            fill(decoder, [(name, torch.randn(whole_shape(one), generator=draw) * 0.1)
+                           for name, one in fsdp.trained(decoder)])  # fmt: skip
+        decoder.recompute = how.get("recompute", 0)
+        sequences = make_sequences("group_tokens")
+        if how.get("routes"):
+            drawn = torch.rand(len(sequences), 65, 3, 4, generator=draw).argsort(-1)[..., :2]
+            for number, sequence in enumerate(sequences):
+                drawn[number, :5] = drawn[0, :5]  # a prompt that is stored once has the routes of one
+                rows = drawn[number, : len(sequence.token_ids)].flatten(1).tolist()
+                sequence.routes = [bytes(one) for one in rows]
+        mine = sequences[share::shares]
+        batches = [MicroBatch(mine[:9]), MicroBatch(mine[9:]), MicroBatch([])]
+        forward_backward(decoder, batches, 0.7, OBJECTIVES["magistral"])
+        return whole_gradients(decoder)
+
+    def run(self) -> None:
+        for name, placement in self.placements.items():
+            if placement["trainers"] == self.world:
+                settings, device = Config.model_validate({"placement": placement}).placement, torch.device("cpu")
+                mesh = fsdp.join(self.store(), self.rank, self.world, device, 600)
+                parallel = fsdp.meet(device, 1, settings.context, settings.experts)
+                self.same = parallel.same_experts.get_group()
+                self.results[name] = {}
+                for case in MIXTURES:
+                    share, expected = self.rank // settings.sharers, self.expected[case]
+                    split = self.gradients(self.folder, case, mesh, parallel, share, settings.shares)
+                    assert split.keys() == expected.keys()
+                    gaps = {key: float((one - split[key]).norm()) for key, one in expected.items()}
+                    norm = sum(float(one.square().sum()) for one in expected.values()) ** 0.5
+                    self.results[name][case] = {
+                        "gradient": sum(gap**2 for gap in gaps.values()) ** 0.5 / norm,
+                        "parameter": max(gap / float(expected[key].norm()) for key, gap in gaps.items()),
+                    }
+                self.results[name]["float64"] = self.alone(parallel.experts)
+                fsdp.leave()
+
+    def alone(self, peers: Any) -> dict[str, float]:
+        """The experts of a layer in float64, with gates and more tokens on one rank than on another."""
+        torch.manual_seed(5)
+        config = Qwen3MoeConfig(hidden_size=12, moe_intermediate_size=20, num_experts=8, num_experts_per_tok=2)
+        config._experts_implementation = "eager"
+        wholes = Qwen3MoeExperts(config).double()
+        for one in wholes.parameters():
+            one.data = torch.randn(one.shape, dtype=torch.float64)
+        inputs = []
+        for number in range(self.world):
+            tokens = 3 + 5 * number
+            inputs.append((torch.randn(tokens, 12, dtype=torch.float64, requires_grad=True),
+                           torch.rand(tokens, 8).argsort(-1)[:, :2] // (1 + (number == 1)),
+                           torch.rand(tokens, 2, dtype=torch.float64, requires_grad=True)))  # fmt: skip
+        outputs = [wholes(*one) for one in inputs]
+        sum((one**2).sum() for one in outputs).backward()
+        part, own = copy.deepcopy(wholes), 8 // peers.size
+        split_experts([part], peers)
+        for one, all_of_it in zip(part.parameters(), wholes.parameters(), strict=True):
+            one.data = all_of_it.data[own * peers.rank :][:own].clone()
+        hidden, index, gates = inputs[self.rank]
+        mine, weights = hidden.detach().requires_grad_(), gates.detach().requires_grad_()
+        output = part(mine, index, weights)
+        (output**2).sum().backward()
+        pairs = [(output, outputs[self.rank]), (mine.grad, hidden.grad), (weights.grad, gates.grad)]
+        for one, all_of_it in zip(part.parameters(), wholes.parameters(), strict=True):
+            gradient = one.grad
+            dist.all_reduce(gradient, group=self.same)
+            pairs.append((gradient, all_of_it.grad[own * peers.rank :][:own]))
+        return {"gradient": max(float((one - other).detach().norm() / other.detach().norm()) for one, other in pairs)}
+
+
 def main(folder: Path, name: str, *placements: str) -> int:
     """Returns how many ranks failed."""
     torch.set_num_threads(1)
-    made = {"numbers": Numbers, "launch": Launches, "resume": Resumes}[name]
+    made = {"numbers": Numbers, "launch": Launches, "resume": Resumes, "mixtures": Mixtures}[name]
     Launches.adapters = 3 if "adapters" in placements else 0
     placements = tuple(one for one in placements if one != "adapters")
-    made.placements = {key: value for key, value in SHAPES.items() if not placements or key in placements}
+    made.placements = {key: value for key, value in made.placements.items() if not placements or key in placements}
     worlds = sorted({one["trainers"] for one in made.placements.values()})
     made.prepare(folder)
     failed = 0

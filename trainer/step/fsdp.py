@@ -25,7 +25,7 @@ from shared.errors import RunError, SyncMismatch
 from shared.model import lora
 from shared.model.language_model import LanguageModel
 from shared.model.packing import pack
-from shared.model.parallel import Cut, Parallel, Peers, cut_of, whole_shape
+from shared.model.parallel import Cut, Parallel, Peers, SplitExperts, cut_of, whole_shape
 from trainer.memory import KEEP_WHOLE_BYTES, works_in_place
 
 # FSDP2 takes a second and 40 MB to import, so functions do it: the controller imports this file with the trainers'
@@ -63,19 +63,26 @@ def join(
     return mesh["replicate", "shard"] if replicas > 1 and tensor > 1 else mesh["shard"] if tensor > 1 else mesh
 
 
-def meet(device: torch.device, tensor: int = 1, context: int = 1) -> Parallel:
-    """Those with whom this rank shares the work of its batches: `tensor` neighbours, and `context` such. A
-    collective."""
+def meet(device: torch.device, tensor: int = 1, context: int = 1, experts: int = 1) -> Parallel:
+    """Those with whom this rank shares the work of its batches: `tensor` neighbours, and `context` such; `experts`
+    neighbours share a mixture's. A collective."""
+    both, same_experts = dict[str, Peers](), None
+    if experts > 1:
+        mesh = init_device_mesh(
+            device.type, (dist.get_world_size() // experts, experts), mesh_dim_names=("same", "experts")
+        )
+        same_experts = mesh["same"]
+        both["experts"] = Peers(mesh.get_group("experts"), mesh.get_local_rank("experts"), experts)
     if tensor * context == 1:
-        return Parallel()
+        return Parallel(**both, same_experts=same_experts)
     shape = dist.get_world_size() // (tensor * context), context, tensor
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=("share", "context", "tensor"))
-    both = {
+    both |= {
         name: Peers(mesh.get_group(name), mesh.get_local_rank(name), size)
         for name, size in (("tensor", tensor), ("context", context))
         if size > 1
     }
-    return Parallel(**both)
+    return Parallel(**both, same_experts=same_experts)
 
 
 def replica_group(mesh: DeviceMesh) -> dist.ProcessGroup:
@@ -119,6 +126,10 @@ def shard(decoder: LanguageModel, mesh: DeviceMesh, compute_dtype: torch.dtype) 
     reduced = torch.promote_types(compute_dtype, torch.float32)
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduced)
     again = not fits_whole(decoder)
+    for module in decoder.modules() if decoder.parallel.experts is not None else ():
+        if isinstance(module, SplitExperts):
+            alone = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduced, cast_forward_inputs=False)
+            fully_shard(module, mesh=decoder.parallel.same_experts, mp_policy=alone, reshard_after_forward=again)
     for layer in decoder.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
     if again and not decoder.config.tied:  # as parts of the root both tables would be there during the whole step

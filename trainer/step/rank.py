@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -192,7 +193,7 @@ class TrainerRank:
         self.mesh = fsdp.join(
             role.store, self.rank, self.world, role.device, deadlines.step_s, placement.replicas or 1, placement.tensor
         )
-        self.parallel = fsdp.meet(role.device, placement.tensor, placement.context)
+        self.parallel = fsdp.meet(role.device, placement.tensor, placement.context, placement.experts)
         self.group = fsdp.replica_group(self.mesh)
         self.decoder, self.optimiser, checksums = build(
             model_dir, checkpoint, self.config, self.mesh, role.device, self.parallel
@@ -213,6 +214,10 @@ class TrainerRank:
         """What is computed again in the backward pass of a micro-batch of so many tokens."""
         settings, on_gpu = self.config.optimiser, self.role.device.type != "cpu"
         width = DTYPE_BYTES[settings.compute_dtype]
+        if self.parallel.experts is not None:  # a layer that is computed again calls all who have its experts
+            most = torch.tensor(tokens, device=self.role.device)
+            dist.all_reduce(most, dist.ReduceOp.MAX)
+            tokens = int(most)
         return recomputation_within(self.decoder.local, tokens, width, settings.activation_bytes, on_gpu)
 
     def describe(self) -> dict[str, str]:
