@@ -344,7 +344,7 @@ class SplitExperts(nn.Module):
             F.pad(gates, (0, 1)),
             F.pad(experts % self.num_experts, (0, 1)),
         )
-        mixed = super().forward(rows, experts[:, None], gates[:, None])[:-1]  # type: ignore[misc]
+        mixed = super().forward(rows, experts[:, None], gates[:, None])[:-1]
         returned = _Travel.apply(mixed, received, sent, group)
         return torch.zeros_like(hidden_states).index_add(0, tokens, returned)
 

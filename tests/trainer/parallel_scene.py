@@ -1,6 +1,6 @@
 """Ranks that split a model, a stream or a mixture, beside one rank that has all of it.
 
-    python parallel_scene.py FOLDER numbers | launch [SHAPE...]
+    python parallel_scene.py FOLDER numbers | mixtures | launch | resume [adapters] [mixture] PLACEMENT...
 
 Every rank leaves what came of it in FOLDER/SCENE-WORLD-RANK.pt.
 """
@@ -23,6 +23,7 @@ from transformers import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeExperts
 
 from shared.config import Config
+from shared.errors import SyncMismatch
 from shared.model import hf, lora
 from shared.model.decoder import Decoder, DecoderConfig, initialise
 from shared.model.parallel import ALONE, Parallel, cut_of, split_experts, whole_shape
@@ -250,6 +251,18 @@ class Numbers(Scene):
         return outcomes
 
 
+MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3 moe": ("qwen3 moe", {}),
+    "mixtral, recomputed": ("mixtral", {"recompute": 2}),
+    "replayed routes": ("qwen3 moe", {"routes": True}),
+    "adapters of experts": ("mixtral", {"rank": 3}),
+}
+SPLIT_MIXTURES: dict[str, dict[str, int]] = {
+    "experts 2": {"trainers": 2, "experts": 2},
+    "experts 2 of 4": {"trainers": 4, "experts": 2},
+    "experts 4": {"trainers": 4, "experts": 4},
+    "experts 2, context 2": {"trainers": 4, "experts": 2, "context": 2},
+}
 CONFIG = {
     "architectures": ["Qwen3ForCausalLM"], "vocab_size": 67, "hidden_size": 25, "intermediate_size": 45,
     "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 6, "rms_norm_eps": 1e-5,
@@ -261,13 +274,16 @@ class Launches(Scene):
     """Ranks through the calls of a launch in every placement: two steps, an update for the engines, a checkpoint and an
     export."""
 
-    placements: ClassVar[dict[str, dict[str, int]]] = SHAPES
-    adapters = 0
+    placements: ClassVar[dict[str, dict[str, int]]] = SHAPES | SPLIT_MIXTURES
+    adapters, mixture = 0, False
 
     @classmethod
     def prepare(cls, folder: Path) -> None:
         for name, seed in (("model", 1), ("reference", 2)):
-            hf.save_model(folder / name, CONFIG, dict(whole_model(QWEN3, seed).named_parameters()), torch.float32)
+            if cls.mixture:
+                family_model(config_of("qwen3 moe")).save_pretrained(folder / name)
+            else:
+                hf.save_model(folder / name, CONFIG, dict(whole_model(QWEN3, seed).named_parameters()), torch.float32)
             (folder / name / "tokenizer.json").write_text("{}")
 
     @contextmanager
@@ -275,7 +291,7 @@ class Launches(Scene):
         config = Config.model_validate({
             "model": {"dtype": "float32"}, "optimiser": {"compute_dtype": "float32"}, "rollout": {"transport": "shm"},
             "objective": {"kl": {"weight": 0.2}, "entropy_bonus": 0.05}, "placement": placement,
-            "lora": {"rank": self.adapters},
+            "lora": {"rank": self.adapters, "targets": ["all-linear", "experts"] if self.mixture else "all-linear"},
         })  # fmt: skip
         role = SimpleNamespace(rank_in_role=self.rank, store=self.store(), device=torch.device("cpu"))
         rank: Any = TrainerRank(config, role)
@@ -313,6 +329,8 @@ class Launches(Scene):
                 results[f"norm {number}"] = rank.step(1e-3).grad_norm
             results["trained"] = self.state(rank)
             results["parameters"] = self.loaded.parameters
+            if placement.get("tensor", 1) > 1:
+                results["damaged"] = self.damage(rank)
             published = rank.publish(1, [[3, 1, 4, 1, 5]])
             results |= {"checksums": published.checksums, "probe": published.probe, "rows": rank.sender.rows}
             dist.barrier()
@@ -322,6 +340,22 @@ class Launches(Scene):
             rank.export(str(self.folder / f"exported-{name}"))
             dist.barrier()
         return results
+
+    def damage(self, rank: Any) -> str:
+        """What is said of a bit that was lost on the way to whole rows."""
+        whole_rows = dist.all_to_all_single
+
+        def lose(arrived: Tensor, *others: Any, **named: Any) -> None:
+            whole_rows(arrived, *others, **named)
+            if self.rank == 0:
+                arrived.view(-1)[0].nextafter_(torch.tensor(9.0))
+
+        with mock.patch.object(dist, "all_to_all_single", lose):
+            try:
+                rank.sent.gather()
+            except SyncMismatch as error:
+                return str(error)
+        return ""
 
 
 class Resumes(Launches):
@@ -337,20 +371,6 @@ class Resumes(Launches):
                 for other in self.placements:
                     with self.launch(placement, self.folder / f"saved-{other}") as rank:
                         self.results[name, other] = self.loaded.checksums, self.state(rank)
-
-
-MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3 moe": ("qwen3 moe", {}),
-    "mixtral, recomputed": ("mixtral", {"recompute": 2}),
-    "replayed routes": ("qwen3 moe", {"routes": True}),
-    "adapters of experts": ("mixtral", {"rank": 3}),
-}
-SPLIT_MIXTURES: dict[str, dict[str, int]] = {
-    "experts 2": {"trainers": 2, "experts": 2},
-    "experts 2 of 4": {"trainers": 4, "experts": 2},
-    "experts 4": {"trainers": 4, "experts": 4},
-    "experts 2, context 2": {"trainers": 4, "experts": 2, "context": 2},
-}
 
 
 class Mixtures(Scene):
@@ -450,8 +470,8 @@ def main(folder: Path, name: str, *placements: str) -> int:
     """Returns how many ranks failed."""
     torch.set_num_threads(1)
     made = {"numbers": Numbers, "launch": Launches, "resume": Resumes, "mixtures": Mixtures}[name]
-    Launches.adapters = 3 if "adapters" in placements else 0
-    placements = tuple(one for one in placements if one != "adapters")
+    Launches.adapters, Launches.mixture = 3 * ("adapters" in placements), "mixture" in placements
+    placements = tuple(one for one in placements if one not in ("adapters", "mixture"))
     made.placements = {key: value for key, value in made.placements.items() if not placements or key in placements}
     worlds = sorted({one["trainers"] for one in made.placements.values()})
     made.prepare(folder)

@@ -24,6 +24,7 @@ from shared.json_reader import parse_json
 from shared.lazy_module import LazyModule
 from shared.model.config import DecoderConfig
 from shared.model.implementation import VISION_LANGUAGE, adapted_names, read_shape
+from shared.model.parallel import check_split
 from shared.progress import Progress
 from shared.record_file import content_of
 from shared.user_file import errors_told, missing, run_file
@@ -203,6 +204,7 @@ def check_model(config: Config, model_dir: Path) -> None:
     described = hf.load_config(model_dir)
     shape = read_shape(described, config.model.implementation, config.model.max_tokens)
     check_reach(shape, config.model.max_tokens, model_dir)
+    check_split(shape, config.placement.tensor, config.placement.context, config.placement.experts)
     if config.lora.rank and described.get("model_type") in VISION_LANGUAGE:
         raise ConfigError(
             f"lora.rank = {config.lora.rank}: adapters of vision-language models were not tried: set lora.rank to 0, "

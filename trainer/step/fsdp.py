@@ -126,10 +126,10 @@ def shard(decoder: LanguageModel, mesh: DeviceMesh, compute_dtype: torch.dtype) 
     reduced = torch.promote_types(compute_dtype, torch.float32)
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduced)
     again = not fits_whole(decoder)
-    for module in decoder.modules() if decoder.parallel.experts is not None else ():
-        if isinstance(module, SplitExperts):
+    for experts in decoder.modules() if decoder.parallel.experts is not None else ():
+        if isinstance(experts, SplitExperts):
             alone = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduced, cast_forward_inputs=False)
-            fully_shard(module, mesh=decoder.parallel.same_experts, mp_policy=alone, reshard_after_forward=again)
+            fully_shard(experts, mesh=decoder.parallel.same_experts, mp_policy=alone, reshard_after_forward=again)
     for layer in decoder.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
     if again and not decoder.config.tied:  # as parts of the root both tables would be there during the whole step

@@ -213,7 +213,7 @@ class TrainerRank:
     def recomputation(self, tokens: int) -> Recomputation:
         """What is computed again in the backward pass of a micro-batch of so many tokens."""
         settings, on_gpu = self.config.optimiser, self.role.device.type != "cpu"
-        width = DTYPE_BYTES[settings.compute_dtype]
+        width, tokens = DTYPE_BYTES[settings.compute_dtype], -(-tokens // self.config.placement.context)
         if self.parallel.experts is not None:  # a layer that is computed again calls all who have its experts
             most = torch.tensor(tokens, device=self.role.device)
             dist.all_reduce(most, dist.ReduceOp.MAX)
