@@ -187,9 +187,10 @@ def trainer_rank(
     frozen: float = 0.0, adapters: int = 0, sends_adapters: bool = True, in_place: bool = False, readers: int = 0,
     tensor: int = 1, experts: int = 1,
 ) -> TrainerMemory:  # fmt: skip
-    """Memory of one trainer rank at the peak of a step: `shards` ranks share a replica of the model, a rank has `tokens`
-    of a micro-batch, and of `part_of` for `tensor` and `experts` its layers. width, sent_width: bytes of a parameter in the compute type, and as engines receive it. frozen: bytes of
-    frozen models. adapters: their parameters, 0 where all weights are trained. readers: `reader_bytes`."""
+    """Memory of one trainer rank at the peak of a step: `shards` ranks share a replica of the model; the rank has
+    `tokens` of a micro-batch, and `part_of` the layers for `tensor` and `experts`. width, sent_width: bytes of a
+    parameter in the compute type, and as engines receive it. frozen: bytes of frozen models. adapters: their
+    parameters, 0 where all weights are trained. readers: `reader_bytes`."""
     merged = merged_bytes(decoder, width) if adapters and not sends_adapters else 0
     sent = adapters if adapters and sends_adapters else decoder.parameters
     part, joined = part_of(decoder, tensor, experts), 0.0

@@ -116,7 +116,7 @@ def test_updates_and_checkpoints_are_those_of_one_rank(tmp_path, options):
     assert len(resumed) == len(launched) ** 2
     for (placement, source), ranks in resumed.items():  # type: ignore[misc]
         saved = launched[source]
-        for sums, state in ranks:
+        for _, state in ranks:
             assert all(torch.equal(tensor, state[name]) for name, tensor in saved[0]["trained"].items()), placement
         live = {f"trainer-{rank}-of-{len(saved)}.safetensors": one["live"] for rank, one in enumerate(saved)}
         assert live == {name: add_parts(sums[name] for sums, _ in ranks if name in sums) for name in live}
