@@ -94,16 +94,11 @@ class Config(Section):
     def _placement_contradictions(self) -> Iterator[str]:
         """Contradictions of the ways to split a model and a batch over trainers."""
         placement = self.placement
-        factors = {name: getattr(placement, name) or 1 for name in ("replicas", "tensor", "context")}
-        together = {name: count for name, count in factors.items() if count > 1}
-        if placement.trainers % math.prod(together.values()):
-            named = " x ".join(f"placement.{name} = {count}" for name, count in together.items())
-            yield f"{named} must divide placement.trainers = {placement.trainers}: each part needs as many trainers"
-        if placement.trainers % placement.experts:
-            yield (
-                f"placement.experts = {placement.experts} must divide placement.trainers = {placement.trainers}: each "
-                "part of the experts needs as many trainers"
-            )
+        for names in (("replicas", "tensor", "context"), ("experts",)):
+            parts = {f"placement.{name}": count for name in names if (count := getattr(placement, name) or 1) > 1}
+            if placement.trainers % math.prod(parts.values()):
+                factors = " x ".join(f"{name} = {count}" for name, count in parts.items())
+                yield f"{factors} must divide placement.trainers = {placement.trainers}: each part needs as many of them"
         if placement.experts > 1 and (placement.replicas or 1) > 1:
             yield (
                 f"placement.experts = {placement.experts} is not offered with placement.replicas = "
@@ -203,6 +198,16 @@ class Config(Section):
     def last_version(self) -> int:
         """Policy version at the end of the run."""
         return self.sft.steps if self.mode == "sft" else self.steps
+
+    @property
+    def sharers(self) -> int:
+        """Trainers that have the same share of a batch."""
+        return self.placement.tensor * self.placement.context
+
+    @property
+    def shares(self) -> int:
+        """Parts into which a batch is cut, one for each trainer or for `sharers` of them."""
+        return self.placement.trainers // self.sharers
 
     @property
     def world_size(self) -> int:

@@ -99,33 +99,11 @@ class Placement(Section):
     """copies of the model among the trainers (HSDP), each sharded over neighbouring ranks; only sums of gradients pass
     between them. Not given: one for each node, or as many as fit"""
     tensor: int = Field(1, ge=1)
-    """neighbouring trainers that split each layer, the embedding and the head of one model (tensor parallelism), and
-    train on the same sequences: model.implementation "native" only"""
-
+    """neighbouring trainers that split the layers and tables of our own decoder, and train on the same sequences"""
     context: int = Field(1, ge=1)
-    """neighbouring trainers that split the tokens of each micro-batch, so that longer sequences fit (context
-    parallelism)"""
-
+    """neighbouring trainers that split the tokens of each micro-batch, so that longer sequences fit"""
     experts: int = Field(1, ge=1)
-    """neighbouring trainers that split the experts of each layer of a mixture, to which tokens travel (expert
-    parallelism)"""
-
-    @property
-    def sharers(self) -> int:
-        """Trainers that have the same share of a batch."""
-        return self.tensor * self.context
-
-    @property
-    def shares(self) -> int:
-        """Parts into which a batch is cut."""
-        return self.trainers // self.sharers
-
-    @property
-    def split(self) -> dict[str, str]:
-        """How many trainers share a model's work, for the user; empty where each works alone."""
-        return {
-            name: f"{count} trainers" for name in ("tensor", "context", "experts") if (count := getattr(self, name)) > 1
-        }
+    """neighbouring trainers that split the experts of each layer of a mixture, to which tokens travel"""
 
 
 class Rollout(Section):

@@ -25,7 +25,7 @@ class TrainerClient(RankClient):
         self.config = config
         self.version = 0
         """policy version that was last published"""
-        self.sharers = config.placement.sharers
+        self.sharers = config.sharers
         """neighbours that have the same share of a batch, and the same sums of it"""
 
     async def compute_old_logprobs(self, plan: list[list[MicroBatch]]) -> None:

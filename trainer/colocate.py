@@ -192,7 +192,7 @@ def open_sequences(config: Config) -> int:
 def with_replicas(config: Config, shape: DecoderConfig, node_trainers: int, rank_bytes: float, on_gpu: bool) -> Config:
     """The settings with placement.replicas as this launch has it, where it is not given: one on each node if it fits,
     else on as few nodes as hold it. node_trainers: of each node; rank_bytes: memory of each of them."""
-    trainers, most, sharers = config.placement.trainers, 1, config.placement.sharers
+    trainers, most, sharers = config.placement.trainers, 1, config.sharers
     if node_trainers and trainers % node_trainers == 0:
         most = trainers // node_trainers
     if config.placement.experts > 1:  # not offered with replicas

@@ -75,15 +75,14 @@ def part_of(decoder: DecoderConfig, tensor: int = 1, experts: int = 1) -> Decode
     if isinstance(decoder, MeasuredConfig) and experts > 1:
         elsewhere = sum(inputs * outputs // decoder.experts for _, inputs, outputs in decoder.counted_experts)
         elsewhere -= elsewhere // experts
-        return replace(
-            decoder,
-            counted=decoder.counted - elsewhere,
-            counted_layer=decoder.counted_layer - elsewhere // decoder.layers,
-        )
+        layer = decoder.counted_layer - elsewhere // decoder.layers
+        return replace(decoder, counted=decoder.counted - elsewhere, counted_layer=layer)
+    if tensor == 1:
+        return decoder
     return replace(
         decoder, heads=decoder.heads // tensor, key_heads=max(1, decoder.key_heads // tensor),
         intermediate_size=-(-decoder.intermediate_size // tensor), vocab_size=-(-decoder.vocab_size // tensor),
-    ) if tensor > 1 else decoder  # fmt: skip
+    )  # fmt: skip
 
 
 def joined_bytes(decoder: DecoderConfig, trainers: int) -> float:
@@ -193,9 +192,7 @@ def trainer_rank(
     parameters, 0 where all weights are trained. readers: `reader_bytes`."""
     merged = merged_bytes(decoder, width) if adapters and not sends_adapters else 0
     sent = adapters if adapters and sends_adapters else decoder.parameters
-    part, joined = part_of(decoder, tensor, experts), 0.0
-    if tensor > 1 and not adapters:
-        joined = joined_bytes(decoder, trainers)
+    part, joined = part_of(decoder, tensor, experts), joined_bytes(decoder, trainers) * (tensor > 1 and not adapters)
     return TrainerMemory(
         states=states_bytes(decoder.parameters, shards, adapters, width),
         gathered=0.0 if in_place else gathered_bytes(part, width, adapters // tensor),

@@ -146,11 +146,13 @@ class AttentionPlans:
         return attend_masked(joined, plan, window, cap, sinks)
 
 
-def attend(joined: Tensor, plan: AttentionPlan) -> Tensor:
+def attend(joined: Tensor, plan: AttentionPlan, exchange: HeadExchange | None = None) -> Tensor:
     """joined [tokens, heads + 2 key_heads, head_dim]: queries, keys, values -> [tokens, heads, head_dim].
 
     Grouped queries: head h reads key head h // (heads / key_heads). Scores are scaled by head_dim ** -0.5.
     """
+    if exchange is not None:
+        return exchange.attend(joined, partial(attend, plan=plan))
     return attend_padded(joined, plan) if isinstance(plan, PaddedPlan) else _attend_varlen(joined, plan)
 
 

@@ -17,24 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared.errors import ModelError
+from shared.model import parallel as split
 from shared.model.attention import AttentionPlan, attend, plan_attention
 from shared.model.config import DecoderConfig
 from shared.model.cpu.fused_layers import adapters_of, gated_down, project, rms_norm
 from shared.model.language_model import EVERY, LanguageModel
 from shared.model.lora import LoraLinear
 from shared.model.packing import PackedBatch, pack
-from shared.model.parallel import (
-    ALONE,
-    Cut,
-    HeadExchange,
-    Parallel,
-    add_up,
-    copy_to,
-    local_shape,
-    look_up,
-    tensor_cut,
-    tensor_part,
-)
+from shared.model.parallel import ALONE, Parallel, add_up, copy_to
 from shared.model.rope import inverse_frequencies, rotate, rotation_table
 
 __all__ = ["Decoder", "DecoderConfig", "PackedBatch", "initialise", "pack"]
@@ -48,13 +38,7 @@ class Tables:
     """[tokens, 1, head_dim / 2] in the compute type"""
     sin: Tensor
     plan: AttentionPlan
-    exchange: HeadExchange | None
-
-    def attend(self, joined: Tensor) -> Tensor:
-        """`attend` of this rank's tokens to those of all context peers."""
-        if self.exchange is None:
-            return attend(joined, self.plan)
-        return self.exchange.attend(joined, lambda parts: attend(parts, self.plan))
+    exchange: split.HeadExchange | None
 
 
 class RMSNorm(nn.Module):
@@ -102,7 +86,7 @@ class Attention(nn.Module):
             query, key, value = joined.split(self.widths, 1)
             joined = torch.cat([self.q_norm(query), self.k_norm(key), value], 1)
         joined = rotate(joined, tables.cos, tables.sin, self.widths[0] + self.widths[1])
-        mixed = tables.attend(joined).flatten(1)
+        mixed = attend(joined, tables.plan, tables.exchange).flatten(1)
         return linear(mixed if keep is None else mixed.index_select(0, keep), self.o_proj)
 
 
@@ -157,12 +141,12 @@ class Decoder(LanguageModel):
     ) -> None:
         super().__init__(config, attention, recompute, parallel)
         self.rounds_weights = True
-        self.local = local = local_shape(config, parallel.tensor)
+        self.local = local = split.local_shape(config, parallel.tensor)
         self.model = DecoderStack(local, parallel)
         if not config.tied:
             self.lm_head = nn.Linear(config.hidden_size, local.vocab_size, bias=False)
         if parallel.tensor is not None:
-            self.words = tensor_part("embed_tokens", config, parallel.tensor)[1]
+            self.words = split.tensor_part("embed_tokens", config, parallel.tensor)[1]
         # plain attributes: buffers would be cast with the parameters, and positions need float32
         self._frequencies, self._rope_factor = inverse_frequencies(config.head_dim, config.rope, config.max_positions)
 
@@ -186,10 +170,10 @@ class Decoder(LanguageModel):
         self._check_window(batch)
         return super().forward(batch, temperature, output)
 
-    def cut(self, name: str) -> Cut | None:
+    def cut(self, name: str) -> split.Cut | None:
         """How the parameter of this name is cut."""
         tensor = self.parallel.tensor
-        return None if tensor is None else tensor_cut(name, self.config, tensor)
+        return None if tensor is None else split.tensor_cut(name, self.config, tensor)
 
     def _check_window(self, batch: PackedBatch) -> None:
         if self.config.window is not None and batch.longest > self.config.window:
@@ -203,13 +187,13 @@ class Decoder(LanguageModel):
         """The last norm's output at the kept positions; the last layer's feed-forward runs on those alone."""
         tensor = self.parallel.tensor
         table, ids = self.model.embed_tokens, batch.token_ids[span]
-        x = table(ids) if tensor is None else look_up(table, ids, self.words, tensor)
+        x = table(ids) if tensor is None else split.look_up(table, ids, self.words, tensor)
         x = x if self.compute_dtype is None else x.to(self.compute_dtype)
         self._frequencies = self._frequencies.to(x.device)
         cos, sin = rotation_table(batch.positions[span], self._frequencies, self._rope_factor)
         heads, key_heads, exchange = self.local.heads, self.local.key_heads, None
         if self.parallel.context is not None:
-            exchange = HeadExchange(heads, key_heads, x.device, self.parallel.context)
+            exchange = split.HeadExchange(heads, key_heads, x.device, self.parallel.context)
             heads, key_heads = exchange.heads, exchange.key_heads
         plan = plan_attention(batch.lengths, batch.prefixes, heads, key_heads, x.device, x.dtype, self.attention)
         tables = Tables(cos.to(x.dtype), sin.to(x.dtype), plan, exchange)

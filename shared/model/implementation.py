@@ -73,9 +73,8 @@ def make_model(
     from shared.model.parallel import ALONE, check_split
 
     parallel = parallel or ALONE
-    check_split(
-        shape, *(1 if one is None else one.size for one in (parallel.tensor, parallel.context, parallel.experts))
-    )
+    peers = parallel.tensor, parallel.context, parallel.experts
+    check_split(shape, *(1 if one is None else one.size for one in peers))
     if isinstance(shape, MeasuredConfig):
         from shared.model.transformers_decoder import TransformersDecoder
 

@@ -63,8 +63,7 @@ class Cut:
 
 def cut_of(tensor: Tensor) -> Cut | None:
     """How a parameter is cut; None: it is whole, and no peer has it."""
-    cut: Cut | None = getattr(tensor, "cut", None)
-    return cut
+    return getattr(tensor, "cut", None)
 
 
 def whole_shape(tensor: Tensor) -> torch.Size:
@@ -77,37 +76,27 @@ def whole_shape(tensor: Tensor) -> torch.Size:
 
 def check_split(shape: DecoderConfig, tensor: int, context: int, experts: int) -> None:
     """Raise ConfigError, in one line, if a model cannot be split over so many ranks."""
-    check_tensor(shape, tensor)
-    if context > 1:
-        check_heads(shape.heads // tensor, max(1, shape.key_heads // tensor), context)
+    why, another = "", "take another number, or placement."
+    if tensor > 1 and isinstance(shape, MeasuredConfig):
+        why = f"only our own decoder is split, and transformers trains {shape.family} here"
+    elif shape.heads % tensor:
+        why = f"{shape.heads} attention heads do not divide by it"
+    elif shape.key_heads % tensor and tensor % shape.key_heads:
+        why = f"{shape.key_heads} key heads neither divide by it nor have whole numbers of copies"
+    elif tensor > 1 and (shape.output_bias or shape.mlp_bias):
+        why = "the model has biases on sums of its parts"
+    if why:
+        raise ConfigError(f"placement.tensor = {tensor}: {why}; {another}tensor = 1")
+    check_heads(shape.heads // tensor, max(1, shape.key_heads // tensor), context)
     if experts > 1 and (shape.experts % experts or not shape.experts):
         raise ConfigError(
             f"placement.experts = {experts}: the model has {shape.experts or 'no'} experts in a layer, which do not "
-            "divide by it; take another number, or placement.experts = 1"
+            f"divide by it; {another}experts = 1"
         )
 
 
-# ---- tensor ---------------------------------------------------------------------------------------------------------
-
 COLUMNS = ("o_proj", "down_proj")
 """layers whose inputs are split, and whose outputs are added up"""
-
-
-def check_tensor(shape: DecoderConfig, size: int) -> None:
-    """Raise ConfigError, in one line, if a model cannot be split over so many ranks."""
-    why = ""
-    if size == 1:
-        return
-    if isinstance(shape, MeasuredConfig):
-        why = f"only our own decoder is split, and transformers trains {shape.family} here"
-    elif shape.heads % size:
-        why = f"{shape.heads} attention heads do not divide by it"
-    elif shape.key_heads % size and size % shape.key_heads:
-        why = f"{shape.key_heads} key heads neither divide by it nor have whole numbers of copies"
-    elif shape.output_bias or shape.mlp_bias:
-        why = "the model has biases on sums of its parts"
-    if why:
-        raise ConfigError(f"placement.tensor = {size}: {why}; take another number, or placement.tensor = 1")
 
 
 def part(size: int, number: int, parts: int, unit: int = 0) -> range:
@@ -152,41 +141,33 @@ def local_shape(shape: DecoderConfig, peers: Peers | None) -> DecoderConfig:
     )  # fmt: skip
 
 
-class _CopyTo(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
+class _Sum(torch.autograd.Function):
+    """Of what the peers have: on the way forward, or of gradients on the way back."""
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        gradient = gradient.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(gradient, group=ctx.group)
-        return gradient, None
-
-
-class _AddUp(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        total = x.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, back: bool) -> Tensor:
+        ctx.group = group if back else None
+        return x.view_as(x) if back else _summed(x, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient if ctx.group is None else _summed(gradient, ctx.group), None, None
+
+
+def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    total = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
 
 
 def copy_to(x: Tensor, peers: Peers | None) -> Tensor:
     """x, the same on all peers, each of which computes a part from it: its gradient is the sum of theirs."""
-    copied: Tensor = x if peers is None else _CopyTo.apply(x, peers.group)
-    return copied
+    return x if peers is None else _Sum.apply(x, peers.group, True)  # type: ignore[no-any-return]
 
 
 def add_up(x: Tensor, peers: Peers | None) -> Tensor:
     """The sum of what the peers have."""
-    total: Tensor = x if peers is None else _AddUp.apply(x, peers.group)
-    return total
+    return x if peers is None else _Sum.apply(x, peers.group, False)  # type: ignore[no-any-return]
 
 
 def look_up(table: Callable[[Tensor], Tensor], ids: Tensor, own: range, peers: Peers) -> Tensor:
@@ -209,22 +190,19 @@ def merge_sums(
     return highest, total, moment, chosen / count  # 0 / 0 for a target that is no word
 
 
-# ---- context --------------------------------------------------------------------------------------------------------
-
-
-class _Exchange(torch.autograd.Function):
-    """Part r of x [peers, ...] goes to peer r; what comes from it takes its place."""
+class _Travel(torch.autograd.Function):
+    """Rows go to peers, `sent` to each, in order, and `received` come from each; None: the same number everywhere."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        received = torch.empty_like(x, memory_format=torch.contiguous_format)
-        dist.all_to_all_single(received, x.contiguous(), group=group)
-        return received
+    def forward(ctx: Any, rows: Tensor, group: dist.ProcessGroup, sent: Any = None, received: Any = None) -> Tensor:
+        ctx.group, ctx.counts = group, (received, sent)
+        arrived = rows.new_empty(len(rows) if received is None else sum(received), *rows.shape[1:])
+        dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
+        return arrived
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _Exchange.apply(gradient, ctx.group), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return _Travel.apply(gradient, ctx.group, *ctx.counts), None, None, None
 
 
 def check_heads(heads: int, key_heads: int, size: int) -> None:
@@ -256,8 +234,8 @@ class HeadExchange:
         all tokens of this rank's share of the heads."""
         tokens, _, width = joined.shape
         parts = joined.index_select(1, self.order).view(tokens, self.peers.size, -1, width).transpose(0, 1)
-        mixed = attention(_Exchange.apply(parts, self.peers.group).flatten(0, 1))
-        returned: Tensor = _Exchange.apply(mixed.view(self.peers.size, tokens, -1, width), self.peers.group)
+        mixed = attention(_Travel.apply(parts, self.peers.group).flatten(0, 1))
+        returned: Tensor = _Travel.apply(mixed.view(self.peers.size, tokens, -1, width), self.peers.group)
         return returned.transpose(0, 1).flatten(1, 2)
 
 
@@ -293,26 +271,7 @@ class TokenShare:
     def gather(self, own: Tensor) -> Tensor:
         """What the ranks have for their targets [own targets, ...] -> that of all, in the order of the batch. All peers
         compute the same from it, so that the gradient of a rank's own is whole."""
-        gathered: Tensor = _Gather.apply(own, self)
-        return gathered
-
-
-# ---- experts --------------------------------------------------------------------------------------------------------
-
-
-class _Travel(torch.autograd.Function):
-    """Rows go to peers, `sent` to each, in order; `received` come from each."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup) -> Tensor:
-        ctx.counts, ctx.group = (received, sent), group
-        arrived = rows.new_empty(sum(received), *rows.shape[1:])
-        dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
-        return arrived
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return _Travel.apply(gradient, *ctx.counts, ctx.group), None, None, None
+        return _Gather.apply(own, self)  # type: ignore[no-any-return]
 
 
 class SplitExperts(nn.Module):
@@ -325,27 +284,18 @@ class SplitExperts(nn.Module):
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """hidden_states [tokens, hidden], top_k_index and top_k_weights [tokens, chosen] -> [tokens, hidden]."""
-        group, chosen = self.peers.group, top_k_index.flatten()
+        group, chosen, own = self.peers.group, top_k_index.flatten(), self.num_experts
         order = chosen.argsort(stable=True)  # by expert, and so by the rank that has it
-        tokens, counts = (
-            order // top_k_index.shape[1],
-            torch.bincount(chosen // self.num_experts, minlength=self.peers.size),
-        )
+        tokens, counts = order // top_k_index.shape[1], (chosen // own).bincount(minlength=self.peers.size)
         arriving = torch.empty_like(counts)
         dist.all_to_all_single(arriving, counts, group=group)
         sent, received = counts.tolist(), arriving.tolist()
-        rows, gates, experts = (
-            _Travel.apply(values, sent, received, group)
-            for values in (hidden_states.index_select(0, tokens), top_k_weights.flatten()[order], chosen[order])
-        )
+        leaving = hidden_states.index_select(0, tokens), top_k_weights.flatten()[order], chosen[order] % own
+        rows, gates, experts = (_Travel.apply(values, group, sent, received) for values in leaving)
         # one row more, of weight 0: where nothing came, tensors are reached all the same
-        rows, gates, experts = (
-            F.pad(rows, (0, 0, 0, 1)),
-            F.pad(gates, (0, 1)),
-            F.pad(experts % self.num_experts, (0, 1)),
-        )
-        mixed = super().forward(rows, experts[:, None], gates[:, None])[:-1]
-        returned = _Travel.apply(mixed, received, sent, group)
+        more, rows = (0, 1), F.pad(rows, (0, 0, 0, 1))
+        mixed = super().forward(rows, F.pad(experts, more)[:, None], F.pad(gates, more)[:, None])[:-1]
+        returned = _Travel.apply(mixed, group, received, sent)
         return torch.zeros_like(hidden_states).index_add(0, tokens, returned)
 
 

@@ -205,11 +205,10 @@ class Numbers(Scene):
 
     def compare(self, placement: dict[str, int]) -> dict[str, dict[str, float]]:
         """case -> the largest difference of a parameter's gradient, of a sum and of the norm, relative."""
-        settings = Config.model_validate({"placement": placement}).placement
-        mesh = fsdp.join(
-            self.store(), self.rank, self.world, torch.device("cpu"), 600, settings.replicas or 1, settings.tensor
-        )
-        parallel, outcomes = fsdp.meet(torch.device("cpu"), settings.tensor, settings.context), {}
+        settings = Config.model_validate({"placement": placement})
+        device = torch.device("cpu")
+        mesh = fsdp.join(self.store(), self.rank, self.world, device, 600, settings.placement)
+        parallel, outcomes = fsdp.meet(device, settings.placement), {}
         share, shares = self.rank // settings.sharers, settings.shares
         group = fsdp.replica_group(mesh)
         for case, (shape, how, objective) in CASES.items():
@@ -317,7 +316,7 @@ class Launches(Scene):
                 self.results[name] = self.train(name, placement)
 
     def train(self, name: str, placement: dict[str, int]) -> Results:
-        saved, settings = self.folder / f"saved-{name}", Config.model_validate({"placement": placement}).placement
+        saved, settings = self.folder / f"saved-{name}", Config.model_validate({"placement": placement})
         saved.mkdir(exist_ok=True)
         results: Results = {}
         with self.launch(placement) as rank:
@@ -416,9 +415,9 @@ class Mixtures(Scene):
     def run(self) -> None:
         for name, placement in self.placements.items():
             if placement["trainers"] == self.world:
-                settings, device = Config.model_validate({"placement": placement}).placement, torch.device("cpu")
+                settings, device = Config.model_validate({"placement": placement}), torch.device("cpu")
                 mesh = fsdp.join(self.store(), self.rank, self.world, device, 600)
-                parallel = fsdp.meet(device, 1, settings.context, settings.experts)
+                parallel = fsdp.meet(device, settings.placement)
                 self.same = parallel.same_experts.get_group()
                 self.results[name] = {}
                 for case in MIXTURES:

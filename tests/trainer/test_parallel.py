@@ -83,6 +83,7 @@ def test_gradients_of_mixtures_are_those_of_one_rank(tmp_path, placements):
         soaked("mixture", "alone", "shard 2", *MIXTURES),
         soaked("mixture", "adapters", "alone", "shard 2", *MIXTURES),
     ],
+    ids=["pairs", "all", "adapters", "mixtures", "adapters of mixtures"],
 )
 def test_updates_and_checkpoints_are_those_of_one_rank(tmp_path, options):
     """Two steps give the same weights up to rounding. What engines read is what was trained, with the checksums that

@@ -78,8 +78,7 @@ class ShardWriter(threading.Thread):
         for name, parts in named_state(model, optimiser).items():
             own, share = own_rows(parameters[name])
             if own:
-                columns = columns_of(parameters[name])
-                shape = list(whole_shape(parameters[name]))
+                columns, shape = columns_of(parameters[name]), list(whole_shape(parameters[name]))
                 rows[name] = [own.start, shape, *([columns.start] if [len(columns)] != shape[1:2] else [])]
                 self.tensors |= {f"{part}/{name}": tensor[share] for part, tensor in parts.items()}
         self.index: dict[str, Any] = {
@@ -217,11 +216,8 @@ def copy_overlap(
 ) -> tuple[range, range]:
     """Copy the rows and columns of parameter `name` that both the file and this rank hold; returns which (of a vector,
     column 0). place, here: first row and column of the file's part and of this rank's."""
-    stored_shape = file.get_slice(f"weight/{name}").get_shape()
-    spans = []
-    for theirs, ours, count, length in zip(place, here, [*stored_shape, 1], [*parts["weight"].shape, 1], strict=False):
-        spans.append(range(max(theirs, ours), min(theirs + count, ours + length)))
-    rows, columns = spans[:2]
+    theirs, ours = [*file.get_slice(f"weight/{name}").get_shape(), 1], [*parts["weight"].shape, 1]
+    rows, columns = (range(max(place[n], here[n]), min(place[n] + theirs[n], here[n] + ours[n])) for n in (0, 1))
     for state, held in parts.items() if rows and columns else ():
         stored = file.get_slice(f"{state}/{name}")[rows.start - place[0] : rows.stop - place[0]]
         target = held[rows.start - here[0] : rows.stop - here[0]]

@@ -11,6 +11,7 @@ go from node to node. Each rank saves and sends a part of the rows that its repl
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from shared.model import lora
 from shared.model.language_model import LanguageModel
 from shared.model.packing import pack
 from shared.model.parallel import Cut, Parallel, Peers, SplitExperts, cut_of, whole_shape
+from shared.sections import Placement
 from trainer.memory import KEEP_WHOLE_BYTES, works_in_place
 
 # FSDP2 takes a second and 40 MB to import, so functions do it: the controller imports this file with the trainers'
@@ -37,11 +39,10 @@ if TYPE_CHECKING:
 
 
 def join(
-    store: dist.Store, rank: int, world: int, device: torch.device, timeout_s: float, replicas: int = 1, tensor: int = 1
+    store: dist.Store, rank: int, world: int, device: torch.device, timeout_s: float, placement: Placement | None = None
 ) -> DeviceMesh:
     """Form the process group of the trainers (NCCL on CUDA, gloo on CPU) and a mesh over it: "shard", or with several
-    replicas "replicate" x "shard". Of `tensor` neighbours, which have other parts of the model, it is over those with
-    the same part.
+    replicas "replicate" x "shard"; of tensor peers, over those with the same part of the model.
 
     store: of this launch attempt, shared by the trainers. A collective that waits longer than timeout_s ends the
     process.
@@ -57,32 +58,26 @@ def join(
         timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )
+    replicas, tensor = (placement.replicas or 1, placement.tensor) if placement is not None else (1, 1)
     sizes = {"replicate": replicas, "shard": world // (replicas * tensor), "tensor": tensor}
     sizes = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
     mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     return mesh["replicate", "shard"] if replicas > 1 and tensor > 1 else mesh["shard"] if tensor > 1 else mesh
 
 
-def meet(device: torch.device, tensor: int = 1, context: int = 1, experts: int = 1) -> Parallel:
-    """Those with whom this rank shares the work of its batches: `tensor` neighbours, and `context` such; `experts`
-    neighbours share a mixture's. A collective."""
-    both, same_experts = dict[str, Peers](), None
-    if experts > 1:
-        mesh = init_device_mesh(
-            device.type, (dist.get_world_size() // experts, experts), mesh_dim_names=("same", "experts")
-        )
-        same_experts = mesh["same"]
-        both["experts"] = Peers(mesh.get_group("experts"), mesh.get_local_rank("experts"), experts)
-    if tensor * context == 1:
-        return Parallel(**both, same_experts=same_experts)
-    shape = dist.get_world_size() // (tensor * context), context, tensor
-    mesh = init_device_mesh(device.type, shape, mesh_dim_names=("share", "context", "tensor"))
-    both |= {
-        name: Peers(mesh.get_group(name), mesh.get_local_rank(name), size)
-        for name, size in (("tensor", tensor), ("context", context))
-        if size > 1
-    }
-    return Parallel(**both, same_experts=same_experts)
+def meet(device: torch.device, placement: Placement) -> Parallel:
+    """Those with whom this rank shares work, neighbours: tensor and context peers the same batches, others a mixture's
+    experts. A collective."""
+    found, same, world = dict[str, Peers](), None, dist.get_world_size()
+    for names in (("context", "tensor"), ("experts",)):
+        sizes = [getattr(placement, name) for name in names]
+        if (count := math.prod(sizes)) > 1:
+            mesh = init_device_mesh(device.type, (world // count, *sizes), mesh_dim_names=("rest", *names))
+            same = mesh["rest"] if "experts" in names else None
+            for name, size in zip(names, sizes, strict=True):
+                if size > 1:
+                    found[name] = Peers(mesh.get_group(name), mesh.get_local_rank(name), size)
+    return Parallel(**found, same_experts=same)
 
 
 def replica_group(mesh: DeviceMesh) -> dist.ProcessGroup:
@@ -322,21 +317,19 @@ def join_parts(values: Tensor, cut: Cut | None, shape: torch.Size) -> Tensor:
 def add_copies(model: nn.Module) -> None:
     """Add up the gradients of parameters of which tensor peers have copies: each has its part of them. A collective of
     the peers, once, before the optimiser step; nothing where there are none."""
-    shared = [(parameter, cut) for _, parameter in trained(model) if (cut := cut_of(parameter)) is not None]
-    for parameter, cut in ((parameter, cut) for parameter, cut in shared if 1 < cut.copies < cut.peers.size):
-        gradient = local(_gradient(parameter))
-        dist.all_gather(parts := [torch.empty_like(gradient) for _ in range(cut.peers.size)], gradient, cut.peers.group)
-        first = cut.peers.rank - cut.copy
-        gradient.copy_(torch.stack(parts[first : first + cut.copies]).sum(0))
-    everywhere = [parameter for parameter, cut in shared if cut.copies == cut.peers.size]
+    shared = [
+        (cut, local(one.grad))
+        for _, one in trained(model)
+        if (cut := cut_of(one)) is not None and cut.copies > 1 and one.grad is not None
+    ]
+    for cut, gradient in shared:
+        if cut.copies < cut.peers.size:
+            parts = [torch.empty_like(gradient) for _ in range(cut.peers.size)]
+            dist.all_gather(parts, gradient, cut.peers.group)
+            first = cut.peers.rank - cut.copy
+            gradient.copy_(torch.stack(parts[first : first + cut.copies]).sum(0))
+    everywhere = [gradient for cut, gradient in shared if cut.copies == cut.peers.size]
     if everywhere:
-        gradients = [local(_gradient(parameter)) for parameter in everywhere]
-        dist.all_reduce(total := torch.cat([one.flatten() for one in gradients]), group=shared[0][1].peers.group)
-        for gradient, values in zip(gradients, total.split([one.numel() for one in gradients]), strict=True):
+        dist.all_reduce(total := torch.cat([one.flatten() for one in everywhere]), group=shared[0][0].peers.group)
+        for gradient, values in zip(everywhere, total.split([one.numel() for one in everywhere]), strict=True):
             gradient.copy_(values.view_as(gradient))
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    if parameter.grad is None:
-        raise RunError("a parameter has no gradient: an optimiser step needs an accumulate call before it")
-    return parameter.grad

@@ -33,7 +33,7 @@ from shared.model.cpu.processor import given_threads, keep_freed_memory, multipl
 from shared.model.implementation import make_model, read_shape
 from shared.model.language_model import LanguageModel
 from shared.model.packing import pack
-from shared.model.parallel import ALONE, Parallel, whole_shape
+from shared.model.parallel import ALONE, Parallel, Peers, whole_shape
 from shared.record_file import Written
 from shared.types import CONTEXT, SAMPLED, MicroBatch
 from trainer.checkpoint import safetensors_file, shards
@@ -189,18 +189,14 @@ class TrainerRank:
 
     def load_policy(self, model_dir: Path, checkpoint: Path | None = None) -> dict[str, dict[str, int]]:
         """Join the other trainers and build model, optimiser and value head; returns the checksums of `build`."""
-        self.model_dir, role, placement, deadlines = model_dir, self.role, self.config.placement, self.config.deadlines
-        self.mesh = fsdp.join(
-            role.store, self.rank, self.world, role.device, deadlines.step_s, placement.replicas or 1, placement.tensor
-        )
-        self.parallel = fsdp.meet(role.device, placement.tensor, placement.context, placement.experts)
-        self.group = fsdp.replica_group(self.mesh)
-        self.decoder, self.optimiser, checksums = build(
-            model_dir, checkpoint, self.config, self.mesh, role.device, self.parallel
-        )
+        self.model_dir, role, placement = model_dir, self.role, self.config.placement
+        self.mesh = fsdp.join(role.store, self.rank, self.world, role.device, self.config.deadlines.step_s, placement)
+        self.parallel, self.group = fsdp.meet(role.device, placement), fsdp.replica_group(self.mesh)
+        meshes = self.mesh, role.device, self.parallel
+        self.decoder, self.optimiser, checksums = build(model_dir, checkpoint, self.config, *meshes)
         if Need.VALUE in self.objective.needs:
             rate = self.objective.in_force["value_learning_rate"]
-            self.auxiliary.values = ValueHead(self.decoder.config.hidden_size, rate, role.device, placement.sharers)
+            self.auxiliary.values = ValueHead(self.decoder.config.hidden_size, rate, role.device, self.config.sharers)
             if checkpoint is not None:
                 self.auxiliary.values.load(checkpoint)
         return checksums
@@ -215,8 +211,7 @@ class TrainerRank:
         settings, on_gpu = self.config.optimiser, self.role.device.type != "cpu"
         width, tokens = DTYPE_BYTES[settings.compute_dtype], -(-tokens // self.config.placement.context)
         if self.parallel.experts is not None:  # a layer that is computed again calls all who have its experts
-            most = torch.tensor(tokens, device=self.role.device)
-            dist.all_reduce(most, dist.ReduceOp.MAX)
+            dist.all_reduce(most := torch.tensor(tokens, device=self.role.device), dist.ReduceOp.MAX)
             tokens = int(most)
         return recomputation_within(self.decoder.local, tokens, width, settings.activation_bytes, on_gpu)
 
@@ -230,7 +225,7 @@ class TrainerRank:
             "engines": self.config.model.dtype,
             "device": f"{self.role.device} {self.card}".rstrip(),
             **({"replicas": f"{self.mesh.size(0)} of {self.mesh.size(1)} trainers"} if self.mesh.ndim > 1 else {}),
-            **self.config.placement.split,
+            **{f"{name} peers": str(one.size) for name, one in vars(self.parallel).items() if isinstance(one, Peers)},
         }
         if self.config.lora.rank:
             count = sum(whole_shape(parameter).numel() for _, parameter in fsdp.trained(self.decoder))

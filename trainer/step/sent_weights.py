@@ -96,9 +96,8 @@ def join_columns(name: str, parameter: Tensor) -> tuple[int, Tensor]:
         checksum_rows(rows, start, rows.dtype, rows.element_size()) if len(rows) else 0
         for start, rows in ((first, held), (first + bounds[rank], joined))
     )
-    total = torch.tensor([before >> 32, before % 2**32, -(after >> 32), -(after % 2**32)], device=held.device)
-    dist.all_reduce(total, group=group)
-    high, low = (total[:2] + total[2:]).tolist()
-    if ((high << 32) + low) % MODULUS:
+    lost = (before - after + MODULUS // 2) % MODULUS - MODULUS // 2  # as an int64, whose sums wrap
+    dist.all_reduce(total := torch.tensor(lost, device=held.device), group=group)
+    if int(total):
         raise SyncMismatch(f"rows of {name} that were joined for the engines are not those that the trainers have")
     return first + bounds[rank], joined
