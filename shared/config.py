@@ -98,7 +98,7 @@ class Config(Section):
             parts = {f"placement.{name}": count for name in names if (count := getattr(placement, name) or 1) > 1}
             if placement.trainers % math.prod(parts.values()):
                 factors = " x ".join(f"{name} = {count}" for name, count in parts.items())
-                yield f"{factors} must divide placement.trainers = {placement.trainers}: each part needs as many of them"
+                yield f"{factors} must divide placement.trainers = {placement.trainers}: a part needs as many trainers"
         if placement.experts > 1 and (placement.replicas or 1) > 1:
             yield (
                 f"placement.experts = {placement.experts} is not offered with placement.replicas = "

@@ -23,30 +23,31 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 CEILINGS = {
-    "shared": 11_662,
+    "shared": 12_098,
     "verify": 17_068,
     "environments": 2_891,
-    "rollout": 5_070,
-    "trainer": 14_356,
+    "rollout": 5_078,
+    "trainer": 14_567,
     "serve": 6_722,
     "dashboard": 1_885,
     "evaluation": 2_473,
     "oversight": 1_869,
     "curate": 3_201,
-    "lab": 3_176,
+    "lab": 3_204,
     "examples": 2_611,
     "maestrale": 189,
 }
 """Most lines of each room. One rises only in a commit that lowers another by as much, so that their sum never rises; a
 commit that makes a room smaller lowers its ceiling. 0.1.0 raised it once, by 801 lines: a session from Python, TRL's
 rewards, the command `maestrale`, an engine's last words, threads that are measured. Models of many cards may raise it
-by 900; 163 are used: tables sharded by themselves, layers' inputs on the host, a head in float32."""
+by 900; 163 are used: tables sharded by themselves, layers' inputs on the host, a head in float32. Trainers that split
+layers, tokens or experts took 683 more: shared 436, trainer 211, lab 28, rollout 8."""
 BUDGETS = {
     "product lines": sum(CEILINGS.values()),
     "training lines": sum(CEILINGS[room] for room in TRAINING),
-    "lines to read": 3_643,
-    "files": 442,
-    "settings": 98,
+    "lines to read": 3_650,
+    "files": 443,
+    "settings": 101,
     "class names used twice": 0,
 }
 READING = (

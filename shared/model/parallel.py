@@ -76,7 +76,7 @@ def whole_shape(tensor: Tensor) -> torch.Size:
 
 def check_split(shape: DecoderConfig, tensor: int, context: int, experts: int) -> None:
     """Raise ConfigError, in one line, if a model cannot be split over so many ranks."""
-    why, another = "", "take another number, or placement."
+    why = ""
     if tensor > 1 and isinstance(shape, MeasuredConfig):
         why = f"only our own decoder is split, and transformers trains {shape.family} here"
     elif shape.heads % tensor:
@@ -86,12 +86,12 @@ def check_split(shape: DecoderConfig, tensor: int, context: int, experts: int) -
     elif tensor > 1 and (shape.output_bias or shape.mlp_bias):
         why = "the model has biases on sums of its parts"
     if why:
-        raise ConfigError(f"placement.tensor = {tensor}: {why}; {another}tensor = 1")
+        raise ConfigError(f"placement.tensor = {tensor}: {why}; take another number, or placement.tensor = 1")
     check_heads(shape.heads // tensor, max(1, shape.key_heads // tensor), context)
     if experts > 1 and (shape.experts % experts or not shape.experts):
         raise ConfigError(
             f"placement.experts = {experts}: the model has {shape.experts or 'no'} experts in a layer, which do not "
-            f"divide by it; {another}experts = 1"
+            "divide by it; take another number, or placement.experts = 1"
         )
 
 
@@ -162,12 +162,12 @@ def _summed(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def copy_to(x: Tensor, peers: Peers | None) -> Tensor:
     """x, the same on all peers, each of which computes a part from it: its gradient is the sum of theirs."""
-    return x if peers is None else _Sum.apply(x, peers.group, True)  # type: ignore[no-any-return]
+    return x if peers is None else _Sum.apply(x, peers.group, True)
 
 
 def add_up(x: Tensor, peers: Peers | None) -> Tensor:
     """The sum of what the peers have."""
-    return x if peers is None else _Sum.apply(x, peers.group, False)  # type: ignore[no-any-return]
+    return x if peers is None else _Sum.apply(x, peers.group, False)
 
 
 def look_up(table: Callable[[Tensor], Tensor], ids: Tensor, own: range, peers: Peers) -> Tensor:
