@@ -346,8 +346,8 @@ class Launches(Scene):
 
         def lose(arrived: Tensor, *others: Any, **named: Any) -> None:
             whole_rows(arrived, *others, **named)
-            if self.rank == 0:
-                arrived.view(-1)[0].nextafter_(torch.tensor(9.0))
+            if rank.parallel.tensor.rank == 0:
+                arrived.view(-1)[:1].nextafter_(torch.tensor(9.0))
 
         with mock.patch.object(dist, "all_to_all_single", lose):
             try:

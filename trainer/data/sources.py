@@ -24,7 +24,6 @@ from shared.json_reader import parse_json
 from shared.lazy_module import LazyModule
 from shared.model.config import DecoderConfig
 from shared.model.implementation import VISION_LANGUAGE, adapted_names, read_shape
-from shared.model.parallel import check_split
 from shared.progress import Progress
 from shared.record_file import content_of
 from shared.user_file import errors_told, missing, run_file
@@ -204,6 +203,8 @@ def check_model(config: Config, model_dir: Path) -> None:
     described = hf.load_config(model_dir)
     shape = read_shape(described, config.model.implementation, config.model.max_tokens)
     check_reach(shape, config.model.max_tokens, model_dir)
+    from shared.model.parallel import check_split  # torch: not before a model is looked at
+
     check_split(shape, config.placement.tensor, config.placement.context, config.placement.experts)
     if config.lora.rank and described.get("model_type") in VISION_LANGUAGE:
         raise ConfigError(
