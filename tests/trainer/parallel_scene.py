@@ -1,6 +1,6 @@
 """Ranks that split a model, a stream or a mixture, beside one rank that has all of it.
 
-    python parallel_scene.py FOLDER numbers | mixtures | launch | resume [adapters] [mixture] PLACEMENT...
+    python parallel_scene.py FOLDER numbers | mixtures | launch | resume [adapters] [mixture] [large] PLACEMENT...
 
 Every rank leaves what came of it in FOLDER/SCENE-WORLD-RANK.pt.
 """
@@ -470,7 +470,9 @@ def main(folder: Path, name: str, *placements: str) -> int:
     torch.set_num_threads(1)
     made = {"numbers": Numbers, "launch": Launches, "resume": Resumes, "mixtures": Mixtures}[name]
     Launches.adapters, Launches.mixture = 3 * ("adapters" in placements), "mixture" in placements
-    placements = tuple(one for one in placements if one not in ("adapters", "mixture"))
+    if "large" in placements:  # as of a model that is not kept whole between micro-batches
+        fsdp.KEEP_WHOLE_BYTES = 0
+    placements = tuple(one for one in placements if one not in ("adapters", "mixture", "large"))
     made.placements = {key: value for key, value in made.placements.items() if not placements or key in placements}
     worlds = sorted({one["trainers"] for one in made.placements.values()})
     made.prepare(folder)

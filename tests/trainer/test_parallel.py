@@ -51,7 +51,9 @@ def run_scene(folder: Path, *arguments: str) -> dict[str, list[Any]]:
     return found
 
 
-@pytest.mark.parametrize("placements", [PAIRS, soaked(*TENSOR[1:]), soaked(*CONTEXT[1:])])
+@pytest.mark.parametrize(
+    "placements", [PAIRS, soaked(*TENSOR[1:]), soaked(*CONTEXT[1:]), soaked("large", *CONTEXT[2:])]
+)
 def test_gradients_are_those_of_one_rank(tmp_path, placements):
     for placement, ranks in run_scene(tmp_path, "numbers", *placements).items():
         for cases in ranks:
@@ -64,7 +66,7 @@ def test_gradients_are_those_of_one_rank(tmp_path, placements):
             assert len(cases) == 10
 
 
-@pytest.mark.parametrize("placements", [MIXTURES[:1], soaked(*MIXTURES[1:])])
+@pytest.mark.parametrize("placements", [MIXTURES[:1], soaked(*MIXTURES[1:]), soaked("large", *MIXTURES[:1])])
 def test_gradients_of_mixtures_are_those_of_one_rank(tmp_path, placements):
     """With routes of engines, with adapters of experts, recomputed; the experts alone in float64."""
     for placement, ranks in run_scene(tmp_path, "mixtures", *placements).items():
