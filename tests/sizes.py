@@ -27,7 +27,7 @@ CEILINGS = {
     "verify": 17_068,
     "environments": 2_891,
     "rollout": 5_078,
-    "trainer": 14_567,
+    "trainer": 14_568,
     "serve": 6_722,
     "dashboard": 1_885,
     "evaluation": 2_473,
@@ -41,7 +41,7 @@ CEILINGS = {
 commit that makes a room smaller lowers its ceiling. 0.1.0 raised it once, by 801 lines: a session from Python, TRL's
 rewards, the command `maestrale`, an engine's last words, threads that are measured. Models of many cards may raise it
 by 900; 163 are used: tables sharded by themselves, layers' inputs on the host, a head in float32. Trainers that split
-layers, tokens or experts took 683 more: shared 436, trainer 211, lab 28, rollout 8."""
+layers, tokens or experts took 684 more: shared 436, trainer 212, lab 28, rollout 8."""
 BUDGETS = {
     "product lines": sum(CEILINGS.values()),
     "training lines": sum(CEILINGS[room] for room in TRAINING),
