@@ -24,6 +24,7 @@ SPLIT = {
 def test_updates_are_proved_and_one_trainer_goes_on(tmp_path, name):
     settings = {"steps": 2, "evaluate__every": 0, "sft__steps": 20, **SPLIT[name]}
     if name == "experts":
+        (tmp_path / "made").mkdir()
         prepare(tmp_path / "made", OPTIONS, seed=1)
         made = tmp_path / "made" / "model"
         ends = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0, "initializer_range": 0.06}
