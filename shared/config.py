@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import zlib
 from collections.abc import Iterator
@@ -75,11 +76,7 @@ class Config(Section):
                 'placement.colocate = "turns" samples and trains in turns, but rollout.max_async_level = '
                 f"{self.rollout.max_async_level} samples ahead of training: set rollout.max_async_level = 0"
             )
-        if self.placement.trainers % (self.placement.replicas or 1):
-            yield (
-                f"placement.replicas = {self.placement.replicas} must divide placement.trainers = "
-                f"{self.placement.trainers}: each replica is sharded over as many trainers"
-            )
+        yield from self._placement_contradictions()
         if "/" in self.name or self.name in ("", ".", ".."):
             yield f'name = "{self.name}" must be the name of one folder inside runs_dir = "{self.runs_dir}"'
         if self.evaluate.every and not self.data.validation:
@@ -93,6 +90,20 @@ class Config(Section):
             yield 'mode = "sft" trains for sft.steps = 0 steps: set it, and sft.demonstrations'
         if self.mode == "sft" and self.stages:
             yield '[[stages]] are of reinforcement learning, but mode = "sft": remove them, or set mode = "rl"'
+
+    def _placement_contradictions(self) -> Iterator[str]:
+        """Contradictions of the ways to split a model and a batch over trainers."""
+        placement = self.placement
+        for names in (("replicas", "tensor", "context"), ("experts",)):
+            parts = {f"placement.{name}": count for name in names if (count := getattr(placement, name) or 1) > 1}
+            if placement.trainers % math.prod(parts.values()):
+                factors = " x ".join(f"{name} = {count}" for name, count in parts.items())
+                yield f"{factors} must divide placement.trainers = {placement.trainers}: a part needs as many trainers"
+        if placement.experts > 1 and (placement.replicas or 1) > 1:
+            yield (
+                f"placement.experts = {placement.experts} is not offered with placement.replicas = "
+                f"{placement.replicas}: set one of them to 1"
+            )
 
     def _length_contradictions(self) -> Iterator[str]:
         """Contradictions of the lengths of completions, of the penalty on them and of the model."""
@@ -187,6 +198,16 @@ class Config(Section):
     def last_version(self) -> int:
         """Policy version at the end of the run."""
         return self.sft.steps if self.mode == "sft" else self.steps
+
+    @property
+    def sharers(self) -> int:
+        """Trainers that have the same share of a batch."""
+        return self.placement.tensor * self.placement.context
+
+    @property
+    def shares(self) -> int:
+        """Parts into which a batch is cut, one for each trainer or for `sharers` of them."""
+        return self.placement.trainers // self.sharers
 
     @property
     def world_size(self) -> int:

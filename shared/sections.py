@@ -97,6 +97,12 @@ class Placement(Section):
     replicas: int | None = Field(None, ge=1)
     """copies of the model among the trainers (HSDP), each sharded over neighbouring ranks; only sums of gradients pass
     between them. Not given: one for each node, or as many as fit"""
+    tensor: int = Field(1, ge=1)
+    """neighbouring trainers that split the layers and tables of our own decoder, and train on the same sequences"""
+    context: int = Field(1, ge=1)
+    """neighbouring trainers that split the tokens of each micro-batch, so that longer sequences fit"""
+    experts: int = Field(1, ge=1)
+    """neighbouring trainers that split the experts of each layer of a mixture, to which tokens travel"""
 
 
 class Rollout(Section):

@@ -23,31 +23,33 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 CEILINGS = {
-    "shared": 11_797,
+    "shared": 12_465,
     "verify": 17_069,
     "environments": 2_891,
-    "rollout": 5_175,
-    "trainer": 14_409,
+    "rollout": 5_183,
+    "trainer": 14_642,
     "serve": 6_786,
     "dashboard": 1_885,
     "evaluation": 2_473,
     "oversight": 1_869,
     "curate": 3_199,
-    "lab": 3_175,
+    "lab": 3_203,
     "examples": 2_612,
     "maestrale": 195,
 }
 """Most lines of each room. One rises only in a commit that lowers another by as much, so that their sum never rises; a
 commit that makes a room smaller lowers its ceiling. 0.1.0 raised it once, by 801 lines: a session from Python, TRL's
 rewards, the command `maestrale`, an engine's last words, threads that are measured. Models of many cards may raise it
-by 900; 462 are used: tables sharded by themselves, layers' inputs on the host, a head in float32, checksums that the
-trainers add up, routes of mixtures in files. Calls of served models as they were trained to write them raised it by 64."""
+by 900; 847 are used by trainers that split layers, tokens or experts, tables sharded by themselves, layers' inputs on
+the host, a head in float32. The controller at scale took 520 more: checksums that the trainers add up, routes of
+mixtures in files, a store of several nodes; betas, epsilon and cosine decay 17. Calls of served models as they were
+trained to write them raised it by 64."""
 BUDGETS = {
     "product lines": sum(CEILINGS.values()),
     "training lines": sum(CEILINGS[room] for room in TRAINING),
-    "lines to read": 3_687,
-    "files": 443,
-    "settings": 98,
+    "lines to read": 3_700,
+    "files": 446,
+    "settings": 104,
     "class names used twice": 0,
 }
 READING = (

@@ -25,22 +25,25 @@ class TrainerClient(RankClient):
         self.config = config
         self.version = 0
         """policy version that was last published"""
+        self.sharers = config.sharers
+        """neighbours that have the same share of a batch, and the same sums of it"""
 
     async def compute_old_logprobs(self, plan: list[list[MicroBatch]]) -> None:
         """Write into every sequence of the plan its log-probs under the policy as it is (column "old")."""
         temperature = self.config.rollout.temperature
-        rows = await self.call_each([request(TrainerRank.compute_old_logprobs, share, temperature) for share in plan])
-        for share, logprobs in zip(plan, rows, strict=True):
+        requests = [request(TrainerRank.compute_old_logprobs, share, temperature) for share in plan]
+        rows = await self.call_each([each for each in requests for _ in range(self.sharers)])
+        for share, logprobs in zip(plan, rows[:: self.sharers], strict=True):
             sequences = [sequence for batch in share for sequence in batch.sequences]
             for sequence, column in zip(sequences, logprobs, strict=True):
                 sequence.columns["old"] = column
 
     async def forward_backward(self, plan: list[list[MicroBatch]], sft: bool = False) -> StepSums:
-        """Run forward and backward on every rank. plan: [trainer ranks][micro-batches]."""
+        """Run forward and backward on every rank. plan: [shares][micro-batches]."""
         temperature = 1.0 if sft else self.config.rollout.temperature
         requests = [request(TrainerRank.forward_backward, share, temperature, sft) for share in plan]
-        sums = await self.call_each(requests)
-        total = add_up(sums, seconds=max(part.seconds for part in sums))
+        sums = await self.call_each([each for each in requests for _ in range(self.sharers)])
+        total = add_up(sums[:: self.sharers], seconds=max(part.seconds for part in sums))
         if (loss_sum := total.sums.get("loss", 0.0)) != loss_sum:
             raise NonFinite(f"the loss of the step after version {self.version} is {loss_sum}")
         return total

@@ -79,15 +79,17 @@ def streams(config: Config) -> bool:
 def trainer_memory(config: Config, shape: DecoderConfig, on_gpu: bool, readers: int = 0) -> TrainerMemory:
     """Memory of one trainer rank of this run: all that it holds at the peak of a step. readers: GPUs of engines whose
     processes open its buffers, in addition to one that shares its GPU; none where weights are streamed."""
-    trainers, settings = config.placement.trainers, config.optimiser
+    trainers, settings, placement = config.placement.trainers, config.optimiser, config.placement
     width = DTYPE_BYTES[settings.compute_dtype]
     in_place = memory.works_in_place(trainers, settings.compute_dtype, on_gpu)
-    tokens = max(settings.micro_batch_tokens, config.model.max_tokens)
+    tokens = -(-max(settings.micro_batch_tokens, config.model.max_tokens) // placement.context)
+    part = memory.part_of(shape, placement.tensor)
     return memory.trainer_rank(
         shape, trainers, shards_of(config), tokens,
-        memory.recomputation_within(shape, tokens, width, settings.activation_bytes, on_gpu), width,
+        memory.recomputation_within(part, tokens, width, settings.activation_bytes, on_gpu), width,
         DTYPE_BYTES[config.model.dtype], sum(frozen_models(config, shape, on_gpu).values()),
         adapters_of(config, shape), config.sends_adapters, in_place, 0 if streams(config) else readers,
+        placement.tensor, placement.experts,
     )  # fmt: skip
 
 
@@ -189,10 +191,12 @@ def open_sequences(config: Config) -> int:
 def with_replicas(config: Config, shape: DecoderConfig, node_trainers: int, rank_bytes: float, on_gpu: bool) -> Config:
     """The settings with placement.replicas as this launch has it, where it is not given: one on each node if it fits,
     else on as few nodes as hold it. node_trainers: of each node; rank_bytes: memory of each of them."""
-    trainers, most = config.placement.trainers, 1
+    trainers, most, sharers = config.placement.trainers, 1, config.sharers
     if node_trainers and trainers % node_trainers == 0:
         most = trainers // node_trainers
-    for replicas in (count for count in range(most, 0, -1) if most % count == 0):
+    if config.placement.experts > 1:  # not offered with replicas
+        most = 1
+    for replicas in (count for count in range(most, 0, -1) if most % count == 0 and trainers // count % sharers == 0):
         placement = config.placement.model_copy(update={"replicas": config.placement.replicas or replicas})
         settings = config.model_copy(update={"placement": placement})
         if trainer_memory(settings, shape, on_gpu).total + PROCESS_BYTES <= (1 - RESERVED) * rank_bytes:

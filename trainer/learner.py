@@ -81,7 +81,7 @@ class Learner:
         """What each trainer rank does for one optimiser step on these groups."""
         config, chat = self.config, self.source.prompt_format.chat
         sequences = train_sequences(minibatch, objective_of(config), config, chat, self.values)
-        ranks, budget = len(self.trainers.ranks), config.optimiser.micro_batch_tokens
+        ranks, budget = config.shares, config.optimiser.micro_batch_tokens
         return plan_batch(sequences, ranks, budget, together=Need.GROUPS in needs(config))
 
     async def move_reference(self) -> None:

@@ -7,7 +7,7 @@ buffers of the weight transfer, activations. Per engine GPU: weights, and keys a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from shared.model.config import ALL_LINEAR, EXPERTS, DecoderConfig, MeasuredConfig
@@ -67,6 +67,28 @@ def adapter_parameters(decoder: DecoderConfig, rank: int, targets: str | Sequenc
     ]
     chosen += decoder.expert_linears if EXPERTS in names else []
     return rank * sum(inputs + outputs for _, inputs, outputs in chosen)
+
+
+def part_of(decoder: DecoderConfig, tensor: int = 1, experts: int = 1) -> DecoderConfig:
+    """The shape of a rank's part of a model whose layers are split over `tensor` ranks, or its experts over
+    `experts`."""
+    if isinstance(decoder, MeasuredConfig) and experts > 1:
+        elsewhere = sum(inputs * outputs // decoder.experts for _, inputs, outputs in decoder.counted_experts)
+        elsewhere -= elsewhere // experts
+        layer = decoder.counted_layer - elsewhere // decoder.layers
+        return replace(decoder, counted=decoder.counted - elsewhere, counted_layer=layer)
+    if tensor == 1:
+        return decoder
+    return replace(
+        decoder, heads=decoder.heads // tensor, key_heads=max(1, decoder.key_heads // tensor),
+        intermediate_size=-(-decoder.intermediate_size // tensor), vocab_size=-(-decoder.vocab_size // tensor),
+    )  # fmt: skip
+
+
+def joined_bytes(decoder: DecoderConfig, trainers: int) -> float:
+    """Bytes of a rank's whole rows of what tensor peers have by columns, while it writes them for the engines."""
+    names = ("self_attn.o_proj", "mlp.down_proj")
+    return 4 * decoder.layers * sum(i * o for name, i, o in decoder.layer_linears if name in names) / trainers
 
 
 def states_bytes(parameters: int, trainers: int, adapters: int = 0, width: int = 0) -> float:
@@ -160,18 +182,21 @@ def merged_bytes(decoder: DecoderConfig, width: int) -> int:
 def trainer_rank(
     decoder: DecoderConfig, trainers: int, shards: int, tokens: int, again: Recomputation, width: int, sent_width: int,
     frozen: float = 0.0, adapters: int = 0, sends_adapters: bool = True, in_place: bool = False, readers: int = 0,
+    tensor: int = 1, experts: int = 1,
 ) -> TrainerMemory:  # fmt: skip
-    """Memory of one trainer rank at the peak of a step: `shards` ranks share a replica of the model, a micro-batch has
-    `tokens`. width, sent_width: bytes of a parameter in the compute type, and as engines receive it. frozen: bytes of
-    frozen models. adapters: their parameters, 0 where all weights are trained. readers: `reader_bytes`."""
+    """Memory of one trainer rank at the peak of a step: `shards` ranks share a replica of the model; the rank has
+    `tokens` of a micro-batch, and `part_of` the layers for `tensor` and `experts`. width, sent_width: bytes of a
+    parameter in the compute type, and as engines receive it. frozen: bytes of frozen models. adapters: their
+    parameters, 0 where all weights are trained. readers: `reader_bytes`."""
     merged = merged_bytes(decoder, width) if adapters and not sends_adapters else 0
     sent = adapters if adapters and sends_adapters else decoder.parameters
+    part, joined = part_of(decoder, tensor, experts), joined_bytes(decoder, trainers) * (tensor > 1 and not adapters)
     return TrainerMemory(
         states=states_bytes(decoder.parameters, shards, adapters, width),
-        gathered=0.0 if in_place else gathered_bytes(decoder, width, adapters),
+        gathered=0.0 if in_place else gathered_bytes(part, width, adapters // tensor),
         frozen=frozen,
-        buffers=buffer_bytes(sent, trainers, sent_width) + reader_bytes(readers),
-        activations=activation_bytes(decoder, tokens, width, again) + merged,
+        buffers=buffer_bytes(sent, trainers, sent_width) + reader_bytes(readers) + joined,
+        activations=activation_bytes(part, tokens, width, again) + merged,
     )
 
 

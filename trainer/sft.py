@@ -184,7 +184,7 @@ def sft_rate(step: int, settings: Sft) -> float:
 async def imitate(trainers: TrainerClient, demonstrations: Demonstrations, config: Config, step: int) -> Learned:
     """Train one sft step: mean negative log-likelihood over the completion tokens of its batch."""
     batch = sft_sequences(demonstrations.batch_at(step, config.sft.batch, config.seed))
-    work = plan_batch(batch, len(trainers.ranks), config.optimiser.micro_batch_tokens)
+    work = plan_batch(batch, config.shares, config.optimiser.micro_batch_tokens)
     sums = await trainers.forward_backward(work.micro_batches, sft=True)
     return Learned(work, sums, await trainers.step(sft_rate(step, config.sft)))
 

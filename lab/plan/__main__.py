@@ -123,6 +123,8 @@ def read(arguments: list[str]) -> tuple[Scenario, bool]:
     if given.model is None:
         raise ConfigError(f"no model: name one ({', '.join(MODELS)}), or a folder with a config.json")
     decoder = find_decoder(given.model)
+    if decoder.heads % (sharers := (given.tensor or 1) * (given.context or 1)):
+        raise ConfigError(f"--tensor x --context = {sharers} must divide the {decoder.heads} heads")
     width = given.tensor_parallel or 0
     if width > (most := min(machine.node_gpus, machine.gpus)) or (width and decoder.heads % width):
         raise ConfigError(

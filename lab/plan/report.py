@@ -24,6 +24,8 @@ def settings(split: Split, scenario: Scenario) -> dict[str, Any]:
     return {
         "placement.trainers": split.trainers,
         **({"placement.replicas": split.replicas} if split.replicas > 1 else {}),
+        **({"placement.tensor": scenario.tensor} if scenario.tensor > 1 else {}),
+        **({"placement.context": scenario.context} if scenario.context > 1 else {}),
         "placement.engines": split.engines, "rollout.tensor_parallel": split.tensor_parallel,
         "rollout.max_async_level": split.async_level, "rollout.max_sequences": split.max_sequences,
         **({"placement.colocate": split.sharing} if split.sharing else {"rollout.cache_bytes": split.cache_bytes}),

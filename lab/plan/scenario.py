@@ -258,6 +258,8 @@ class Scenario:
     """0 to try every width"""
     engines: int = option("number of engines (with --tensor-parallel)", 0)
     """0 for the best number"""
+    tensor: int = option("trainers that split each layer (placement.tensor)", 1)
+    context: int = option("trainers that split the tokens of a micro-batch (placement.context)", 1)
 
     @property
     def adapters(self) -> int:

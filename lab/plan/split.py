@@ -115,8 +115,9 @@ def trainer_memory(scenario: Scenario, trainers: int, again: Recomputation, repl
     frozen = memory.FROZEN_BYTES * adapters / shards or memory.frozen_bytes(decoder.parameters, shards)
     frozen = frozen if work.extra_forwards else 0.0
     return memory.trainer_rank(
-        decoder, trainers, shards, work.micro_batch_most, again, WIDTH, WIDTH, frozen, adapters, readers=readers
-    )
+        decoder, trainers, shards, -(-work.micro_batch_most // scenario.context), again, WIDTH, WIDTH, frozen, adapters,
+        readers=readers, tensor=scenario.tensor,
+    )  # fmt: skip
 
 
 def fitting(scenario: Scenario, trainers: int) -> tuple[Recomputation, TrainerMemory]:
@@ -138,7 +139,9 @@ def recomputations(scenario: Scenario) -> list[Recomputation]:
 def replicas_of(scenario: Scenario, trainers: int, again: Recomputation) -> int:
     """Return how many replicas a launch chooses (trainer/colocate.py): one on each node, or on as few as hold it."""
     nodes, rest = divmod(trainers, scenario.machine.node_gpus)
-    for replicas in (count for count in range(0 if rest else nodes, 1, -1) if nodes % count == 0):
+    sharers = scenario.tensor * scenario.context
+    counts = (count for count in range(0 if rest else nodes, 1, -1) if nodes % count == 0)
+    for replicas in (count for count in counts if trainers // count % sharers == 0):
         if trainer_memory(scenario, trainers, again, replicas).total <= scenario.machine.usable_bytes:
             return replicas
     return 1
@@ -155,7 +158,7 @@ def place(
     """
     decoder, machine, work = scenario.decoder, scenario.machine, scenario.work
     trainers = machine.gpus - engines * tensor_parallel + bool(sharing)
-    if trainers < 1:
+    if trainers < 1 or trainers % (scenario.tensor * scenario.context):
         return None
     again = again or fitting(scenario, trainers)[0]
     replicas = replicas_of(scenario, trainers, again)
@@ -177,7 +180,7 @@ def place(
         cache_bytes=int(min(spare, spare * open_at_once / engine.completions_in(spare, work.max_tokens))),
         max_sequences=max(1, int(slots)) if sharing else math.ceil(slots),
         sampling=times.sampling_times(engine, work, engines, slots, max(async_level, 1)),
-        train_s=times.train_s(decoder, machine, work, trainers, again, replicas),
+        train_s=times.train_s(decoder, machine, work, trainers, again, replicas, scenario.tensor, scenario.context),
         write_s=times.moved_s(trained, machine, trainers, times.SEND_BYTES),
         delivery_s=times.delivery_s(trained, machine, trainers, engines, tensor_parallel, links),
         sharing=sharing,
@@ -236,7 +239,8 @@ def best(scenario: Scenario) -> Split:
 def why_nothing_fits(scenario: Scenario) -> str:
     """Return one line that says how much memory the roomiest placement would need."""
     machine, width = scenario.machine, max(widths(scenario))
-    trainers = max(machine.gpus - width, 1)
+    sharers = scenario.tensor * scenario.context
+    trainers = max((machine.gpus - width) // sharers, 1) * sharers
     _, rank = fitting(scenario, trainers)
     engine = EngineModel(scenario.decoder, machine, width, scenario.work.lora_rank)
     completion = scenario.work.max_tokens * engine.token_bytes

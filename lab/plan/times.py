@@ -166,19 +166,37 @@ def moved_s(parameters: int, machine: Machine, trainers: int, width: int) -> flo
 
 
 def train_s(
-    decoder: DecoderConfig, machine: Machine, work: Workload, trainers: int, again: Recomputation, replicas: int = 1
-) -> float:
+    decoder: DecoderConfig, machine: Machine, work: Workload, trainers: int, again: Recomputation, replicas: int = 1,
+    tensor: int = 1, context: int = 1,
+) -> float:  # fmt: skip
     """Return the time of forward, backward and optimiser steps of one batch, seconds."""
     adapters = memory.adapter_parameters(decoder, work.lora_rank)
     flops = training_flops(
         decoder, work.tokens, work.square_tokens, again.layers > 0, work.extra_forwards, frozen=adapters > 0
     )
     count = work.optimiser_steps
-    each = max(1, math.ceil(work.tokens / count / (trainers * work.micro_batch_most))) * count
-    traffic = traffic_s(decoder, machine, trainers, each, each * work.extra_forwards, adapters, replicas, count)
+    shares = trainers // (tensor * context)
+    each = max(1, math.ceil(work.tokens / count / (shares * work.micro_batch_most))) * count
+    part, held = memory.part_of(decoder, tensor), trainers // tensor
+    traffic = traffic_s(part, machine, held, each, each * work.extra_forwards, adapters // tensor, replicas, count)
     steps = count * moved_s(adapters or decoder.parameters, machine, trainers // replicas, OPTIMISER_BYTES)
-    inputs = memory.input_bytes(decoder, math.ceil(work.tokens / trainers), WIDTH, again.layers * again.inputs_on_host)
-    return max(machine.compute_s(flops, trainers), traffic) + 2 * inputs / HOST_BANDWIDTH + steps
+    tokens = math.ceil(work.tokens / trainers)
+    inputs = memory.input_bytes(decoder, tokens * tensor, WIDTH, again.layers * again.inputs_on_host)
+    passes = 2 + (again.layers > 0) + work.extra_forwards
+    peers = peers_s(decoder, machine, tokens * tensor, passes, tensor, context)
+    return max(machine.compute_s(flops, trainers), traffic) + peers + 2 * inputs / HOST_BANDWIDTH + steps
+
+
+def peers_s(
+    decoder: DecoderConfig, machine: Machine, tokens: int, passes: int, tensor: int = 1, context: int = 1
+) -> float:
+    """Return the time in which layers wait for their peers, seconds. tokens: of a rank in a step; passes: forward,
+    backward and each further one. A pass adds up hidden states twice a layer over tensor peers (each sum passes a rank
+    twice), and exchanges queries, keys, values and the mixture over context peers."""
+    sums = 2 * 2 * decoder.hidden_size * (tensor - 1) / tensor / machine.ring_bandwidth(tensor)
+    heads = 2 * decoder.heads + 2 * max(decoder.key_heads, context * tensor)
+    exchanged = heads * decoder.head_dim / tensor * (context - 1) / context / machine.ring_bandwidth(context * tensor)
+    return tokens * passes * decoder.layers * WIDTH * (sums + exchanged)
 
 
 def delivery_s(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from shared.errors import ConfigError
+from shared.model.parallel import cut_of, whole_shape
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
@@ -114,16 +115,22 @@ class Slice:
         return self.local if self.change is None else self.change(self.local, self.first_row)
 
 
-def own_share(parameter: DTensor, rows: int) -> slice:
-    """Which of the `rows` of its shard a rank sends and saves: all, or its part where replicas hold the same ones."""
-    replicas = parameter.device_mesh.size(0) if parameter.device_mesh.ndim > 1 else 1
-    number = parameter.device_mesh.get_local_rank(0) if replicas > 1 else 0
-    return slice(rows * number // replicas, rows * (number + 1) // replicas)
+def own_share(parameter: DTensor, rows: int, joined: bool = False) -> slice:
+    """Which of the `rows` of its shard a rank saves, or with `joined` sends: all, or its part where replicas or tensor
+    peers hold the same ones. Peers that have other columns of them send a part each, joined."""
+    share, sharers = range(rows), list[tuple[int, int]]()
+    if (cut := cut_of(parameter)) is not None:
+        sharers.append((cut.peers.rank, cut.peers.size) if joined and cut.dim == 1 else (cut.copy, cut.copies))
+    if parameter.device_mesh.ndim > 1:
+        sharers.append((parameter.device_mesh.get_local_rank(0), parameter.device_mesh.size(0)))
+    for number, count in sharers:
+        share = share[len(share) * number // count : len(share) * (number + 1) // count]
+    return slice(share.start, share.stop)
 
 
 def own_pieces(named_parameters: list[tuple[str, torch.Tensor]], rank: int) -> list[Slice]:
-    """The rows of every tensor that this rank sends: its FSDP2 shard (dimension 0), of which replicas send a part each,
-    or whole plain tensors on rank 0.
+    """The rows of every tensor that this rank sends: its FSDP2 shard (dimension 0), of which replicas and tensor peers
+    send a part each (`own_share`), or whole plain tensors on rank 0.
 
     Tied parameters (the same object under a second name) come once. Raises ConfigError for another kind of sharding.
     """
@@ -146,9 +153,10 @@ def own_pieces(named_parameters: list[tuple[str, torch.Tensor]], rank: int) -> l
         )
         if tuple(shape[1:]) != tuple(parameter.shape[1:]):
             raise ConfigError(f"weight transfer needs shards of dimension 0 only, but {name} is {parameter.placements}")
-        share = own_share(parameter, shape[0])
+        share, cut = own_share(parameter, shape[0], joined=True), cut_of(parameter)
+        first = start[0] + share.start + (cut.first if cut is not None and cut.dim == 0 else 0)
         if math.prod(shape) and share.start < share.stop:
-            pieces.append(Slice(name, parameter.to_local().detach()[share], start[0] + share.start))
+            pieces.append(Slice(name, parameter.to_local().detach()[share], first))
     return pieces
 
 
@@ -156,7 +164,7 @@ def unique_shapes(named_parameters: list[tuple[str, torch.Tensor]]) -> list[tupl
     """Names and full shapes in order, tied parameters once."""
     seen: dict[int, tuple[str, tuple[int, ...]]] = {}
     for name, parameter in named_parameters:
-        seen.setdefault(id(parameter), (name, tuple(parameter.shape)))
+        seen.setdefault(id(parameter), (name, tuple(whole_shape(parameter))))
     return list(seen.values())
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from shared.model.cpu.cpu_decoder import PaddedPlan, attend_masked, attend_padded, plan_padded
+from shared.model.parallel import HeadExchange, Peers
 
 BACKENDS = ("auto", "bmm", "sdpa", "varlen")
 
@@ -89,8 +91,11 @@ def _plan_ragged(
 class AttentionPlans:
     """The plans of one packed batch for a model whose layers differ in heads and in what they do to scores."""
 
-    def __init__(self, lengths: Sequence[int], prefixes: Sequence[int], backend: str = "auto"):
-        self.lengths, self.prefixes, self.backend = lengths, prefixes, backend
+    def __init__(
+        self, lengths: Sequence[int], prefixes: Sequence[int], backend: str = "auto", peers: Peers | None = None
+    ) -> None:
+        """peers: they have the other tokens of the batch."""
+        self.lengths, self.prefixes, self.backend, self.peers = lengths, prefixes, backend, peers
         before = [lengths[prefix] if prefix >= 0 else 0 for prefix in prefixes]
         self.longest = max(length + more for length, more in zip(lengths, before, strict=True))
         """tokens of the longest sequence, its prefix included"""
@@ -122,21 +127,32 @@ class AttentionPlans:
             value = F.pad(value, (0, head_dim - value_dim))
         window = window if window is not None and window < self.longest else None
         joined = torch.cat([query, key, value], 1)
-        plan = self.plan(heads, key.shape[1], joined, padded=cap is not None or sinks is not None)
+        if self.peers is None:
+            return self._attend(joined, heads, key.shape[1], window, cap, sinks)[..., :value_dim]
+        exchange = HeadExchange(heads, key.shape[1], joined.device, self.peers)
+        first, heads = self.peers.rank * exchange.heads, exchange.heads
+        sinks = None if sinks is None else sinks[first : first + heads]
+        own = partial(self._attend, heads=heads, key_heads=exchange.key_heads, window=window, cap=cap, sinks=sinks)
+        return exchange.attend(joined, own)[..., :value_dim]
+
+    def _attend(
+        self, joined: Tensor, heads: int, key_heads: int, window: int | None, cap: float | None, sinks: Tensor | None
+    ) -> Tensor:
+        plan = self.plan(heads, key_heads, joined, padded=cap is not None or sinks is not None)
         if isinstance(plan, RaggedPlan):
-            attended = _attend_varlen(joined, plan, window)
-        elif window is None and cap is None and sinks is None:
-            attended = attend_padded(joined, plan)
-        else:
-            attended = attend_masked(joined, plan, window, cap, sinks)
-        return attended[..., :value_dim]
+            return _attend_varlen(joined, plan, window)
+        if window is None and cap is None and sinks is None:
+            return attend_padded(joined, plan)
+        return attend_masked(joined, plan, window, cap, sinks)
 
 
-def attend(joined: Tensor, plan: AttentionPlan) -> Tensor:
+def attend(joined: Tensor, plan: AttentionPlan, exchange: HeadExchange | None = None) -> Tensor:
     """joined [tokens, heads + 2 key_heads, head_dim]: queries, keys, values -> [tokens, heads, head_dim].
 
     Grouped queries: head h reads key head h // (heads / key_heads). Scores are scaled by head_dim ** -0.5.
     """
+    if exchange is not None:
+        return exchange.attend(joined, partial(attend, plan=plan))
     return attend_padded(joined, plan) if isinstance(plan, PaddedPlan) else _attend_varlen(joined, plan)
 
 

@@ -17,12 +17,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shared.errors import ModelError
+from shared.model import parallel as split
 from shared.model.attention import AttentionPlan, attend, plan_attention
 from shared.model.config import DecoderConfig
 from shared.model.cpu.fused_layers import adapters_of, gated_down, project, rms_norm
-from shared.model.language_model import LanguageModel
+from shared.model.language_model import EVERY, LanguageModel
 from shared.model.lora import LoraLinear
 from shared.model.packing import PackedBatch, pack
+from shared.model.parallel import ALONE, Parallel, add_up, copy_to
 from shared.model.rope import inverse_frequencies, rotate, rotation_table
 
 __all__ = ["Decoder", "DecoderConfig", "PackedBatch", "initialise", "pack"]
@@ -36,6 +38,7 @@ class Tables:
     """[tokens, 1, head_dim / 2] in the compute type"""
     sin: Tensor
     plan: AttentionPlan
+    exchange: split.HeadExchange | None
 
 
 class RMSNorm(nn.Module):
@@ -83,7 +86,7 @@ class Attention(nn.Module):
             query, key, value = joined.split(self.widths, 1)
             joined = torch.cat([self.q_norm(query), self.k_norm(key), value], 1)
         joined = rotate(joined, tables.cos, tables.sin, self.widths[0] + self.widths[1])
-        mixed = attend(joined, tables.plan).flatten(1)
+        mixed = attend(joined, tables.plan, tables.exchange).flatten(1)
         return linear(mixed if keep is None else mixed.index_select(0, keep), self.o_proj)
 
 
@@ -105,8 +108,9 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     """One pre-norm transformer layer."""
 
-    def __init__(self, config: DecoderConfig):
+    def __init__(self, config: DecoderConfig, parallel: Parallel = ALONE):
         super().__init__()
+        self.tensor = parallel.tensor
         self.self_attn = Attention(config)
         self.mlp = MLP(config)
         self.input_layernorm = RMSNorm(config.hidden_size, config.norm_epsilon)
@@ -114,30 +118,35 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, tables: Tables, keep: Tensor | None = None) -> Tensor:
         """[tokens, hidden] -> [tokens, hidden]; with `keep` [kept] int64 only those positions leave the layer."""
-        mixed = self.self_attn(x, self.input_layernorm, tables, keep)
-        x = (x if keep is None else x.index_select(0, keep)) + mixed
-        return x + self.mlp(x, self.post_attention_layernorm)  # type: ignore[no-any-return]
+        mixed = self.self_attn(copy_to(x, self.tensor), self.input_layernorm, tables, keep)
+        x = (x if keep is None else x.index_select(0, keep)) + add_up(mixed, self.tensor)
+        return x + add_up(self.mlp(copy_to(x, self.tensor), self.post_attention_layernorm), self.tensor)
 
 
 class DecoderStack(nn.Module):
     """Embedding, layers, last norm: what Hugging Face calls `model`. Only a holder of names; `Decoder` runs it."""
 
-    def __init__(self, config: DecoderConfig):
+    def __init__(self, config: DecoderConfig, parallel: Parallel = ALONE):
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(Layer(config, parallel) for _ in range(config.layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_epsilon)
 
 
 class Decoder(LanguageModel):
     """Our own implementation of the families in config.py."""
 
-    def __init__(self, config: DecoderConfig, attention: str = "auto", recompute: int = 0):
-        super().__init__(config, attention, recompute)
+    def __init__(
+        self, config: DecoderConfig, attention: str = "auto", recompute: int = 0, parallel: Parallel = ALONE
+    ) -> None:
+        super().__init__(config, attention, recompute, parallel)
         self.rounds_weights = True
-        self.model = DecoderStack(config)
+        self.local = local = split.local_shape(config, parallel.tensor)
+        self.model = DecoderStack(local, parallel)
         if not config.tied:
-            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+            self.lm_head = nn.Linear(config.hidden_size, local.vocab_size, bias=False)
+        if parallel.tensor is not None:
+            self.words = split.tensor_part("embed_tokens", config, parallel.tensor)[1]
         # plain attributes: buffers would be cast with the parameters, and positions need float32
         self._frequencies, self._rope_factor = inverse_frequencies(config.head_dim, config.rope, config.max_positions)
 
@@ -161,6 +170,11 @@ class Decoder(LanguageModel):
         self._check_window(batch)
         return super().forward(batch, temperature, output)
 
+    def cut(self, name: str) -> split.Cut | None:
+        """How the parameter of this name is cut."""
+        tensor = self.parallel.tensor
+        return None if tensor is None else split.tensor_cut(name, self.config, tensor)
+
     def _check_window(self, batch: PackedBatch) -> None:
         if self.config.window is not None and batch.longest > self.config.window:
             raise ModelError(
@@ -169,19 +183,24 @@ class Decoder(LanguageModel):
                 f"{self.config.window}, or model.implementation to 'transformers'"
             )
 
-    def states(self, batch: PackedBatch, keep: Tensor | None) -> Tensor:
+    def states(self, batch: PackedBatch, keep: Tensor | None, span: slice = EVERY) -> Tensor:
         """The last norm's output at the kept positions; the last layer's feed-forward runs on those alone."""
-        x = self.model.embed_tokens(batch.token_ids)
+        tensor = self.parallel.tensor
+        table, ids = self.model.embed_tokens, batch.token_ids[span]
+        x = table(ids) if tensor is None else split.look_up(table, ids, self.words, tensor)
         x = x if self.compute_dtype is None else x.to(self.compute_dtype)
         self._frequencies = self._frequencies.to(x.device)
-        cos, sin = rotation_table(batch.positions, self._frequencies, self._rope_factor)
-        heads, key_heads = self.config.heads, self.config.key_heads
+        cos, sin = rotation_table(batch.positions[span], self._frequencies, self._rope_factor)
+        heads, key_heads, exchange = self.local.heads, self.local.key_heads, None
+        if self.parallel.context is not None:
+            exchange = split.HeadExchange(heads, key_heads, x.device, self.parallel.context)
+            heads, key_heads = exchange.heads, exchange.key_heads
         plan = plan_attention(batch.lengths, batch.prefixes, heads, key_heads, x.device, x.dtype, self.attention)
-        tables = Tables(cos.to(x.dtype), sin.to(x.dtype), plan)
+        tables = Tables(cos.to(x.dtype), sin.to(x.dtype), plan, exchange)
         for number, layer in enumerate(self.model.layers):
             kept = keep if layer is self.model.layers[-1] else None
             x = self.run_layer(number, layer, x, tables, kept)
-        normed: Tensor = self.model.norm(x)
+        normed: Tensor = self.model.norm(copy_to(x, tensor))
         return normed
 
 

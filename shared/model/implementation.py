@@ -14,6 +14,7 @@ from shared.model.config import DecoderConfig, MeasuredConfig, Unsupported, chec
 
 if TYPE_CHECKING:
     from shared.model.language_model import LanguageModel
+    from shared.model.parallel import Parallel
 
 
 VISION_LANGUAGE = {"mistral3": "", "gemma3": "", "gemma4": "", "qwen2_5_vl": "qwen2", "qwen3_vl": "qwen3"}
@@ -64,15 +65,23 @@ def _measured(config: str) -> MeasuredConfig:
     return measure(json.loads(config))
 
 
-def make_model(shape: DecoderConfig, config: Mapping[str, Any], recompute: int = 0) -> LanguageModel:
-    """The module of that shape, on the device of the caller's context, its contents undefined."""
+def make_model(
+    shape: DecoderConfig, config: Mapping[str, Any], recompute: int = 0, parallel: Parallel | None = None
+) -> LanguageModel:
+    """The module of that shape, on the device of the caller's context, its contents undefined. Raises ConfigError where
+    it cannot be split as `parallel` says."""
+    from shared.model.parallel import ALONE, check_split
+
+    parallel = parallel or ALONE
+    peers = parallel.tensor, parallel.context, parallel.experts
+    check_split(shape, *(1 if one is None else one.size for one in peers))
     if isinstance(shape, MeasuredConfig):
         from shared.model.transformers_decoder import TransformersDecoder
 
-        return TransformersDecoder(shape, text_part(config), recompute=recompute)
+        return TransformersDecoder(shape, text_part(config), recompute=recompute, parallel=parallel)
     from shared.model.decoder import Decoder
 
-    return Decoder(shape, recompute=recompute)
+    return Decoder(shape, recompute=recompute, parallel=parallel)
 
 
 def adapted_names(shape: DecoderConfig, config: Mapping[str, Any], rank: int, targets: str | list[str]) -> list[str]:

@@ -19,16 +19,26 @@ from shared.model.config import DecoderConfig
 from shared.model.cpu import cpu_decoder
 from shared.model.logprobs import PLAIN, HeadScale, chunked_logprobs
 from shared.model.packing import PackedBatch
+from shared.model.parallel import ALONE, Cut, Parallel, TokenShare
 from shared.model.routing import ExpertCounts
+
+EVERY = slice(None)
 
 
 class LanguageModel(nn.Module, ABC):
     """A causal language model over packed sequences. `attention` names a backend; the first `recompute` layers keep
     only their inputs, and are computed again in the backward pass. Both may change from one forward to the next."""
 
-    def __init__(self, config: DecoderConfig, attention: str = "auto", recompute: int = 0):
+    words = range(0)
+    """those of which this rank has the rows of embedding and head, where tensor peers have the others"""
+
+    def __init__(
+        self, config: DecoderConfig, attention: str = "auto", recompute: int = 0, parallel: Parallel = ALONE
+    ) -> None:
         super().__init__()
-        self.config, self.attention, self.recompute = config, attention, recompute
+        self.config, self.attention, self.recompute, self.parallel = config, attention, recompute, parallel
+        self.local = config
+        """the shape of this rank's part of the model"""
         self.inputs_on_host = False
         """whether the inputs of layers that are computed again wait in the host's memory"""
         self.in_place = False
@@ -62,12 +72,17 @@ class LanguageModel(nn.Module, ABC):
         names = set(self.state_dict())
         yield from ((name, buffer) for name, buffer in self.named_buffers() if name in names)
 
+    def cut(self, name: str) -> Cut | None:
+        """How the parameter of this name is cut, where peers have the rest; None: it is not."""
+        return None
+
     def settle_buffers(self) -> None:
         """Compute what a module keeps in addition to its parameters, after memory was given to it without contents."""
 
     @abstractmethod
-    def states(self, batch: PackedBatch, keep: Tensor | None) -> Tensor:
-        """The last norm's output [kept, hidden] at the positions `keep` [kept] int64, or [tokens, hidden] at all."""
+    def states(self, batch: PackedBatch, keep: Tensor | None, span: slice = EVERY) -> Tensor:
+        """The last norm's output [kept, hidden] at the positions `keep` [kept] int64, or [tokens, hidden] at all. span:
+        the tokens of this rank, from whose first one `keep` counts, where context peers have the others."""
 
     def run_layer(self, number: int, run: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
         """The output of layer `number`: `run` of its inputs, again in the backward pass where it is recomputed."""
@@ -81,16 +96,22 @@ class LanguageModel(nn.Module, ABC):
 
         output = "logprobs": (log-probabilities of the targets [loss_tokens], entropy [loss_tokens]), float32, the
         temperature applied; "states": these and the hidden states they come from [loss_tokens, hidden].
-        output = "logits": [tokens, vocab] float32, no temperature (small uses only).
+        output = "logits": [tokens, vocab] float32, no temperature (small uses only; a rank's own part of them).
         """
-        tokens, targets = batch.tokens, len(batch.targets)
-        if batch.token_ids.device.type == "cpu":
-            batch = cpu_decoder.round_up(batch, cpu_decoder.ROWS)
-        hidden = self.states(batch, None if output == "logits" else batch.loss_positions)
+        tokens, targets, context = batch.tokens, len(batch.targets), self.parallel.context
+        rows = cpu_decoder.ROWS if batch.token_ids.device.type == "cpu" else 1
+        if rows > 1 or context is not None:
+            batch = cpu_decoder.round_up(batch, rows * (1 if context is None else context.size))
+        keep, aims, span, share = batch.loss_positions, batch.targets, EVERY, None
+        if context is not None:
+            share = TokenShare(batch.tokens, keep, context)
+            keep, aims, span = keep[share.mine] - share.span.start, aims[share.mine], share.span
+        hidden = self.states(batch, None if output == "logits" else keep, span)
         if output == "logits":
             return self.score(hidden[:tokens], None)
-        scored = (*self.score(hidden, batch.targets, temperature), hidden)
+        scored = (*self.score(hidden, aims, temperature), hidden)
         returned = scored if output == "states" else scored[:2]
+        returned = returned if share is None else tuple(share.gather(one) for one in returned)
         # a copy: FSDP hooks into what is returned, and a view would hide it
         return tuple(one if len(one) == targets else one[:targets].clone() for one in returned)
 
@@ -101,4 +122,6 @@ class LanguageModel(nn.Module, ABC):
         if targets is None:
             return self.head_scale.apply(F.linear(hidden.float(), weight.to(hidden.dtype).float()))
         d_weight = weight.grad if self.in_place else None
-        return chunked_logprobs(hidden, weight, targets, temperature, d_weight=d_weight, scale=self.head_scale)
+        peers = self.parallel.tensor
+        targets = targets if peers is None else targets - self.words.start
+        return chunked_logprobs(hidden, weight, targets, temperature, None, d_weight, self.head_scale, peers)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from shared.model.cpu.fused_layers import fuse
 from shared.model.cpu.processor import exact_products
+from shared.model.parallel import Peers, merge_sums
 
 
 class Tile(NamedTuple):
@@ -57,6 +58,7 @@ def chunked_logprobs(
     tile: Tile | None = None,
     d_weight: Tensor | None = None,
     scale: HeadScale = PLAIN,
+    peers: Peers | None = None,
 ) -> tuple[Tensor, Tensor]:
     """hidden [n, d], weight [vocab, d], targets [n] int64 -> ([n] log-probabilities, [n] entropy), float32.
 
@@ -67,9 +69,12 @@ def chunked_logprobs(
 
     d_weight [vocab, d], of the weights' type, float32 or float64: the backward pass adds the weight's gradient to it
     and hands autograd none. Autograd would keep a tied weight's until the embedding's is there too, at the very end.
+
+    peers: they have the other words, and `targets` count from this rank's first one; the gradient of hidden is then
+    this rank's part of it.
     """
     tile = tile or TILES.get(hidden.device.type, TILES["cuda"])
-    logprobs, entropy = _ChunkedLogprobs.apply(hidden, weight, targets, temperature, tile, d_weight, scale)
+    logprobs, entropy = _ChunkedLogprobs.apply(hidden, weight, targets, temperature, tile, d_weight, scale, peers)
     return logprobs, entropy
 
 
@@ -156,7 +161,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float, tile: Tile,
-        d_weight: Tensor | None, scale: HeadScale,
+        d_weight: Tensor | None, scale: HeadScale, peers: Peers | None,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
         logprobs, entropy, normaliser = (hidden.new_empty(targets.shape, dtype=dtype) for _ in range(3))
@@ -173,6 +178,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
                     logits = _logits(rows, words, temperature, scale)
                     located = _place(aims, first, logits.shape[1])
                     top, total, moment, chosen = _absorb(logits, *located, top, total, moment, chosen)
+                if peers is not None:
+                    top, total, moment, chosen = merge_sums(top, total, moment, chosen, peers)
                 spread = total.log()
                 normaliser[span] = (top + spread)[:, 0]
                 logprobs[span] = (chosen - top - spread)[:, 0]
@@ -213,7 +220,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                         _add_product(d_weight[chunk], d_logits.T, rows)
                 d_hidden[span] = d_rows
         returned = None if d_weight is None or given is not None else d_weight.to(weight.dtype)
-        return d_hidden, returned, *[None] * 5
+        return d_hidden, returned, *[None] * 6
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

@@ -16,13 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shared.errors import ModelError
+from shared.errors import ConfigError, ModelError
 from shared.model.attention import AttentionPlans
 from shared.model.config import FAMILIES, MeasuredConfig, check_sizes
-from shared.model.language_model import LanguageModel
+from shared.model.language_model import EVERY, LanguageModel
 from shared.model.logprobs import HeadScale
 from shared.model.lora import expert_tensors
 from shared.model.packing import PackedBatch
+from shared.model.parallel import ALONE, Cut, Parallel, split_experts
 from shared.model.routing import MISSING, ExpertCounts, Routing, route_layers
 
 ATTENTION = "maestrale"
@@ -181,15 +182,21 @@ class TransformersDecoder(LanguageModel):
     """A causal model of transformers under the names of its own parts."""
 
     def __init__(
-        self, shape: MeasuredConfig, config: Mapping[str, Any], attention: str = "auto", recompute: int = 0
-    ) -> None:
-        super().__init__(shape, attention, recompute)
+        self, shape: MeasuredConfig, config: Mapping[str, Any], attention: str = "auto", recompute: int = 0,
+        parallel: Parallel = ALONE,
+    ) -> None:  # fmt: skip
+        super().__init__(shape, attention, recompute, parallel)
         causal = build(read_config(config))
         output = causal.get_output_embeddings()
         if output is None or getattr(output, "bias", None) is not None:
             raise ModelError(f"{type(causal).__name__} has a head with a bias, or none, which is not trained here")
         self.packs = causal.config._attn_implementation == ATTENTION
         """whether sequences are end to end; else one a row"""
+        if parallel.context is not None and not self.packs:
+            raise ConfigError(
+                f"placement.context = {parallel.context.size}: layers of {shape.family} carry more from token to "
+                "token than keys and values, so that its sequences cannot be split; set placement.context = 1"
+            )
         self.head_scale = head_scale(causal.config.get_text_config())
         tied = is_tied(causal)
         for name, child in causal.named_children():
@@ -199,6 +206,9 @@ class TransformersDecoder(LanguageModel):
         self.__dict__["causal"], self.__dict__["base"] = causal, causal.base_model
         self.__dict__["head_of"] = causal.get_input_embeddings() if tied else output
         self.__dict__["found_layers"] = find_layers(causal)
+        if parallel.experts is not None:
+            holders = {name.rpartition(".")[0] for name, _ in expert_tensors(self)}
+            split_experts(map(self.get_submodule, sorted(holders)), parallel.experts)
         if shape.experts:
             self.expert_counts = ExpertCounts(len(self.layers), shape.experts, shape.chosen)
             route_layers(self.layers)
@@ -223,6 +233,13 @@ class TransformersDecoder(LanguageModel):
         module: nn.Module = self.__dict__["head_of"]
         return module
 
+    def cut(self, name: str) -> Cut | None:
+        """How the parameter of this name is cut: those of experts, their adapters' too."""
+        peers, experts = self.parallel.experts, self.config.experts
+        if peers is None or ".experts." not in name:
+            return None
+        return Cut(peers, 0, experts * peers.rank // peers.size, experts)
+
     @torch.no_grad()
     def settle_buffers(self) -> None:
         """Compute what modules keep in addition to parameters (rotary frequencies, scales of embeddings)."""
@@ -232,16 +249,17 @@ class TransformersDecoder(LanguageModel):
                     parameter._is_hf_initialized = True  # type: ignore[attr-defined]  # transformers leaves it as it is
                 self.__dict__["causal"]._init_weights(module)
 
-    def states(self, batch: PackedBatch, keep: Tensor | None) -> Tensor:
-        """The last norm's output [kept, hidden] at the positions `keep` [kept] int64, or [tokens, hidden] at all."""
+    def states(self, batch: PackedBatch, keep: Tensor | None, span: slice = EVERY) -> Tensor:
+        """See LanguageModel. Raises ConfigError for context peers where sequences are not end to end."""
         base, more = self.__dict__["base"], dict[str, Any]()
         rows = None if self.packs else lay_out_rows(batch)
         if self.expert_counts is not None:
             self.expert_counts.to(batch.token_ids.device)
-            more["routing"] = Routing(self.expert_counts, batch.routes if rows is None else rows.routes)
+            routes = batch.routes if rows is None else rows.routes
+            more["routing"] = Routing(self.expert_counts, None if routes is None else routes[span])
         if rows is None:
-            plans = AttentionPlans(batch.lengths, batch.prefixes, self.attention)
-            ids, positions = batch.token_ids[None], batch.positions[None]
+            plans = AttentionPlans(batch.lengths, batch.prefixes, self.attention, self.parallel.context)
+            ids, positions = batch.token_ids[None, span], batch.positions[None, span]
             states: Tensor = base(input_ids=ids, position_ids=positions, use_cache=False, plans=plans, **more)[0][0]
         else:
             places = torch.arange(rows.token_ids.shape[1], device=batch.token_ids.device).expand_as(rows.token_ids)

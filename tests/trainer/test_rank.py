@@ -261,7 +261,7 @@ def test_a_checkpoint_under_way_is_asked_before_weights_or_moments_change(monkey
     rank: Any = SimpleNamespace(
         config=Config(), decoder=torch.nn.Linear(2, 2), optimiser=SimpleNamespace(state={}),
         role=SimpleNamespace(device=torch.device("cpu")),
-        mesh=SimpleNamespace(get_group=lambda _: None), settle=lambda: events.append("settle"),
+        group=None, settle=lambda: events.append("settle"),
         auxiliary=SimpleNamespace(reference=None, teacher=None, values=None),
         host=SimpleNamespace(offload=lambda _: events.append("offload")),
     )  # fmt: skip

@@ -73,17 +73,19 @@ def test_loading_restores_weights_moments_and_step(tmp_path):
         assert torch.equal(mine, theirs) and all(torch.equal(first[name], second[name]) for name in shards.MOMENTS)
 
 
-@given(st.tuples(*[st.integers(0, 12)] * 4))
-def test_a_rank_takes_of_a_file_the_rows_that_both_have(bounds):
-    (file_first, file_end), (first, end) = sorted(bounds[:2]), sorted(bounds[2:])
-    whole, mine = torch.arange(24.0).reshape(12, 2), torch.full((end - first, 2), -1.0)
+@given(st.tuples(*[st.integers(0, 12)] * 8))
+def test_a_rank_takes_of_a_file_the_rows_and_columns_that_both_have(bounds):
+    (row, end), (column, last), (first, stop), (left, right) = (sorted(bounds[n : n + 2]) for n in range(0, 8, 2))
+    whole, mine = torch.arange(144.0).reshape(12, 12), torch.full((stop - first, right - left), -1.0)
     stored = mock.MagicMock()
-    stored.get_slice.return_value.get_shape.return_value = [file_end - file_first, 2]
-    stored.get_slice.return_value.__getitem__.side_effect = whole[file_first:file_end].__getitem__
-    rows = shards.copy_overlap(stored, "x", file_first, first, {"weight": mine})
-    assert set(rows) == set(range(file_first, file_end)) & set(range(first, end))
-    for row in range(first, end):
-        assert torch.equal(mine[row - first], whole[row] if row in rows else torch.full((2,), -1.0))
+    stored.get_slice.return_value.get_shape.return_value = [end - row, last - column]
+    stored.get_slice.return_value.__getitem__.side_effect = whole[row:end, column:last].__getitem__
+    rows, columns = shards.copy_overlap(stored, "x", (row, column), (first, left), {"weight": mine})
+    assert set(rows) == set(range(row, end)) & set(range(first, stop))
+    assert set(columns) == set(range(column, last)) & set(range(left, right))
+    for here, values in enumerate(mine, first):
+        for there, value in enumerate(values, left):
+            assert value == (whole[here, there] if here in rows and there in columns else -1.0)
 
 
 def test_damaged_foreign_or_absent_checkpoints_are_named(tmp_path):

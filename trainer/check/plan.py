@@ -85,7 +85,7 @@ def derived_lines(config: Config) -> Iterator[str]:
     completions = rollout.prompts_per_step * rollout.group_size
     tokens = completions * config.model.max_tokens
     slots = (rollout.max_async_level + 1) * rollout.prompts_per_step
-    micro_batches = -(-tokens // (config.optimiser.micro_batch_tokens * trainers))
+    micro_batches = -(-tokens // (config.optimiser.micro_batch_tokens * config.shares))
     engines = config.placement.engines
     yield f"ranks                      1 controller + {trainers} trainers + {engines} engines"
     yield f"completions in a step      {completions:,} = {rollout.prompts_per_step} prompts x {rollout.group_size}"

@@ -2,12 +2,13 @@
 
 trainer-0-of-2.safetensors     weight/NAME, exp_avg/NAME, exp_avg_sq/NAME: a rank's rows, float32
                                header "index": JSON {format, version, rank, world, step, rows: {NAME: [first
-                               row, full shape]}}
+                               row, full shape]}}; of a part of the rows' columns, also the first column
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ class Shard:
     """optimiser steps since the moments were zero"""
     first_row: dict[str, int]
     full_shape: dict[str, tuple[int, ...]]
+    first_column: dict[str, int]
+    """of those of which it holds some columns"""
 
 
 def read_shards(folder: Path) -> list[Shard]:
@@ -55,8 +58,9 @@ def read_shards(folder: Path) -> list[Shard]:
                 path,
                 index["version"],
                 index["step"],
-                {name: first for name, (first, _) in index["rows"].items()},
-                {name: tuple(shape) for name, (_, shape) in index["rows"].items()},
+                {name: first for name, (first, *_) in index["rows"].items()},
+                {name: tuple(shape) for name, (_, shape, *_) in index["rows"].items()},
+                {name: column for name, (_, _, *columns) in index["rows"].items() for column in columns},
             )  # fmt: skip
         )
     if len(worlds) != 1 or len(shards) != min(worlds) or len({(shard.version, shard.step) for shard in shards}) != 1:
@@ -92,15 +96,18 @@ def iterate_weights(folder: Path) -> Iterator[tuple[str, Tensor]]:
     shards = read_shards(folder)
     shapes = {name: shape for shard in shards for name, shape in shard.full_shape.items()}
     for name, shape in shapes.items():
-        pieces: list[tuple[int, Tensor]] = []
+        whole, missing = torch.empty(shape), math.prod(shape)
         for shard in shards:
             if name in shard.first_row:
                 try:
                     with safe_open(shard.path, framework="pt") as file:
-                        pieces.append((shard.first_row[name], file.get_tensor(f"weight/{name}")))
+                        piece = file.get_tensor(f"weight/{name}")
                 except (OSError, SafetensorError) as error:
                     raise CheckpointError(f"{shard.path} is damaged ({error}): use an earlier checkpoint") from error
-        whole = torch.cat([rows for _, rows in sorted(pieces, key=lambda piece: piece[0])])
-        if tuple(whole.shape) != shape:
+                rows = whole[shard.first_row[name] :][: len(piece)]
+                column = shard.first_column.get(name, 0)
+                (rows if piece.ndim < 2 else rows[:, column : column + piece.shape[1]]).copy_(piece)
+                missing -= piece.numel()
+        if missing:
             raise CheckpointError(f"{folder} lacks rows of {name}: use an earlier checkpoint")
         yield name, whole

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from rollout.weights.checksum import checksum_rows
 from shared.atomic_write import cannot_write, flush
 from shared.errors import CheckpointError
+from shared.model.parallel import whole_shape
 from shared.record_file import Written
 from trainer.checkpoint import safetensors_file
 from trainer.checkpoint.shard_files import FORMAT, read_shards
-from trainer.step.fsdp import compare_replicas, local, own_rows, reshard, rows_of, trained
+from trainer.step.fsdp import columns_of, compare_replicas, local, own_rows, reshard, rows_of, trained
 from trainer.step.optimiser import reset, step_count
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -33,7 +34,7 @@ ROOM_SHARE = 0.5
 
 
 def named_state(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, dict[str, Tensor]]:
-    """parameter name -> {"weight", "exp_avg", "exp_avg_sq"} -> this rank's rows, sharing memory."""
+    """parameter name -> {"weight", "exp_avg", "exp_avg_sq"} -> the part that this rank holds, sharing memory."""
     return {
         name: {
             "weight": local(parameter.detach()),
@@ -45,9 +46,15 @@ def named_state(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str,
 
 @torch.no_grad()
 def checksums(model: nn.Module) -> dict[str, int]:
-    """Checksum of the float32 rows of every weight of which this rank saves some."""
-    own = [(name, local(parameter), *own_rows(parameter)) for name, parameter in trained(model)]
-    return {name: checksum_rows(held[share], rows.start, torch.float32) for name, held, rows, share in own if rows}
+    """Checksum of the float32 rows of every weight of which this rank saves some, or some columns of them."""
+    own = [(name, parameter, *own_rows(parameter)) for name, parameter in trained(model)]
+    return {name: checksum(one, local(one)[share], rows.start) for name, one, rows, share in own if rows}
+
+
+def checksum(parameter: Tensor, rows: Tensor, first: int) -> int:
+    """Part of the checksum of a parameter for rows from `first` on, or for columns of them."""
+    of_bytes = rows.element_size() * whole_shape(parameter)[1:].numel()
+    return checksum_rows(rows, first, torch.float32, of_bytes)
 
 
 class ShardWriter(threading.Thread):
@@ -70,7 +77,8 @@ class ShardWriter(threading.Thread):
         for name, parts in named_state(model, optimiser).items():
             own, share = own_rows(parameters[name])
             if own:
-                rows[name] = [own.start, list(parameters[name].shape)]
+                columns, shape = columns_of(parameters[name]), list(whole_shape(parameters[name]))
+                rows[name] = [own.start, shape, *([columns.start] if [len(columns)] != shape[1:2] else [])]
                 self.tensors |= {f"{part}/{name}": tensor[share] for part, tensor in parts.items()}
         self.index: dict[str, Any] = {
             "format": FORMAT, "version": version, "rank": rank, "world": world, "step": step_count(optimiser),
@@ -163,15 +171,15 @@ def load_shards(
     shapes = {name: shape for shard in shards for name, shape in shard.full_shape.items()}
     parameters = dict(trained(model))
     for name, parameter in parameters.items():
-        if shapes.get(name) != tuple(parameter.shape):
+        if shapes.get(name) != (shape := tuple(whole_shape(parameter))):
             raise CheckpointError(
-                f"{folder}: {name} has shape {shapes.get(name, 'none')}, the model's is {tuple(parameter.shape)}: "
+                f"{folder}: {name} has shape {shapes.get(name, 'none')}, the model's is {shape}: "
                 "model.path is not the model that this run was started with"
             )
     if extra := sorted(shapes.keys() - parameters.keys()):
         raise CheckpointError(f"{folder} holds {extra[0]}, which the model lacks: model.path is another model")
     reset(optimiser, shards[0].step)
-    missing = {name: len(rows_of(parameter)) for name, parameter in parameters.items()}
+    missing = {name: len(rows_of(parameter)) * len(columns_of(parameter)) for name, parameter in parameters.items()}
     state = named_state(model, optimiser)
     taken: dict[str, dict[str, int]] = {}
     for shard in shards:
@@ -179,30 +187,41 @@ def load_shards(
         try:
             with safe_open(shard.path, framework="pt") as file:
                 for name, first in shard.first_row.items():
-                    own_first, parts = rows_of(parameters[name]).start, state[name]
-                    if rows := copy_overlap(file, name, first, own_first, parts):
-                        missing[name] -= len(rows)
-                        own, _ = own_rows(parameters[name])
+                    parameter, parts = parameters[name], state[name]
+                    own_first, columns = rows_of(parameter).start, columns_of(parameter)
+                    place, here = (first, shard.first_column.get(name, 0)), (own_first, columns.start)
+                    rows, columns = copy_overlap(file, name, place, here, parts)
+                    if rows and columns:
+                        missing[name] -= len(rows) * len(columns)
+                        own, _ = own_rows(parameter)
                         start, stop = max(rows.start, own.start), min(rows.stop, own.stop)
                         if start < stop:
                             values = parts["weight"][start - own_first : stop - own_first]
-                            sums[name] = checksum_rows(values, start, torch.float32)
+                            if values.ndim > 1:
+                                values = values[:, columns.start - here[1] : columns.stop - here[1]]
+                            sums[name] = checksum(parameter, values, start)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{shard.path} is damaged ({error}): use an earlier checkpoint") from error
     for name, count in missing.items():
         if count:
-            raise CheckpointError(f"{folder} lacks {count} rows of {name}: use an earlier checkpoint")
+            raise CheckpointError(f"{folder} lacks rows of {name}: use an earlier checkpoint")
     reshard(model)
     compare_replicas(model, f"after the load of {folder}")
     return shards[0].step, taken
 
 
-def copy_overlap(file: Any, name: str, file_first: int, own_first: int, parts: dict[str, Tensor]) -> range:
-    """Copy the rows of parameter `name` that both the file and this rank hold; returns which."""
-    own_rows = parts["weight"].shape[0]
-    file_rows = file.get_slice(f"weight/{name}").get_shape()[0]
-    start, stop = max(file_first, own_first), min(file_first + file_rows, own_first + own_rows)
-    for state, rows in parts.items() if start < stop else ():
-        stored = file.get_slice(f"{state}/{name}")[start - file_first : stop - file_first]
-        rows[start - own_first : stop - own_first].copy_(stored)
-    return range(start, stop)
+def copy_overlap(
+    file: Any, name: str, place: tuple[int, int], here: tuple[int, int], parts: dict[str, Tensor]
+) -> tuple[range, range]:
+    """Copy the rows and columns of parameter `name` that both the file and this rank hold; returns which (of a vector,
+    column 0). place, here: first row and column of the file's part and of this rank's."""
+    theirs, ours = [*file.get_slice(f"weight/{name}").get_shape(), 1], [*parts["weight"].shape, 1]
+    rows, columns = (range(max(place[n], here[n]), min(place[n] + theirs[n], here[n] + ours[n])) for n in (0, 1))
+    for state, held in parts.items() if rows and columns else ():
+        stored = file.get_slice(f"{state}/{name}")[rows.start - place[0] : rows.stop - place[0]]
+        target = held[rows.start - here[0] : rows.stop - here[0]]
+        if held.ndim > 1:
+            stored = stored[:, columns.start - place[1] : columns.stop - place[1]]
+            target = target[:, columns.start - here[1] : columns.stop - here[1]]
+        target.copy_(stored)
+    return rows, columns

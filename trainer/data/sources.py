@@ -202,6 +202,9 @@ def check_model(config: Config, model_dir: Path) -> None:
     described = hf.load_config(model_dir)
     shape = read_shape(described, config.model.implementation, config.model.max_tokens)
     check_reach(shape, config.model.max_tokens, model_dir)
+    from shared.model.parallel import check_split  # torch: not before a model is looked at
+
+    check_split(shape, config.placement.tensor, config.placement.context, config.placement.experts)
     if config.lora.rank and described.get("model_type") in VISION_LANGUAGE:
         raise ConfigError(
             f"lora.rank = {config.lora.rank}: adapters of vision-language models were not tried: set lora.rank to 0, "

@@ -201,13 +201,13 @@ def forward_backward(
         hold(decoder, last, keep)
         if recomputation is not None:
             decoder.recompute, decoder.inputs_on_host = recomputation(packed.tokens)
-        logprobs, entropy, states = decoder(packed, temperature, "states")
+        head = auxiliary.values
+        logprobs, entropy, *states = decoder(packed, temperature, "logprobs" if head is None else "states")
         flops += passes * work_of(decoder, packed)
         if objective is None:
             outcome = sft_loss(loss_inputs(batch.sequences, logprobs), entropy)
         else:
-            head = auxiliary.values
-            values = None if head is None else (lambda first, head=head, states=states: head(states[first]))
+            values = None if head is None else (lambda first, head=head, states=states: head(states[0][first]))
             outcome = policy_loss(loss_inputs(batch.sequences, logprobs, **frozen, values=values), entropy, objective)
         outcome.loss.backward()
         for name, value in outcome.sums.items():

@@ -11,6 +11,7 @@ go from node to node. Each rank saves and sends a part of the rows that its repl
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ from shared.errors import RunError, SyncMismatch
 from shared.model import lora
 from shared.model.language_model import LanguageModel
 from shared.model.packing import pack
+from shared.model.parallel import Cut, Parallel, Peers, SplitExperts, cut_of, whole_shape
+from shared.sections import Placement
 from trainer.memory import KEEP_WHOLE_BYTES, works_in_place
 
 # FSDP2 takes a second and 40 MB to import, so functions do it: the controller imports this file with the trainers'
@@ -36,11 +39,13 @@ if TYPE_CHECKING:
 
 
 def join(
-    store: dist.Store, rank: int, world: int, device: torch.device, timeout_s: float, replicas: int = 1
+    store: dist.Store, rank: int, world: int, device: torch.device, timeout_s: float, placement: Placement | None = None
 ) -> DeviceMesh:
     """Form the process group of the trainers (NCCL on CUDA, gloo on CPU) and a mesh over it: "shard", or with several
-    replicas "replicate" x "shard". store: of this launch attempt, shared by the trainers. A collective that waits
-    longer than timeout_s ends the process.
+    replicas "replicate" x "shard"; of tensor peers, over those with the same part of the model.
+
+    store: of this launch attempt, shared by the trainers. A collective that waits longer than timeout_s ends the
+    process.
     """
     timeout = datetime.timedelta(seconds=timeout_s)
     if device.type == "cuda":
@@ -53,9 +58,35 @@ def join(
         timeout=timeout,
         device_id=device if device.type == "cuda" else None,
     )
-    if replicas > 1:
-        return init_device_mesh(device.type, (replicas, world // replicas), mesh_dim_names=("replicate", "shard"))
-    return init_device_mesh(device.type, (world,), mesh_dim_names=("shard",))
+    replicas, tensor = (placement.replicas or 1, placement.tensor) if placement is not None else (1, 1)
+    sizes = {"replicate": replicas, "shard": world // (replicas * tensor), "tensor": tensor}
+    sizes = {name: size for name, size in sizes.items() if size > 1 or name == "shard"}
+    mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    return mesh["replicate", "shard"] if replicas > 1 and tensor > 1 else mesh["shard"] if tensor > 1 else mesh
+
+
+def meet(device: torch.device, placement: Placement) -> Parallel:
+    """Those with whom this rank shares work, neighbours: tensor and context peers the same batches, others a mixture's
+    experts. A collective."""
+    found, same, world = dict[str, Peers](), None, dist.get_world_size()
+    for names in (("context", "tensor"), ("experts",)):
+        sizes = [getattr(placement, name) for name in names]
+        if (count := math.prod(sizes)) > 1:
+            mesh = init_device_mesh(device.type, (world // count, *sizes), mesh_dim_names=("rest", *names))
+            same = mesh["rest"] if "experts" in names else None
+            for name, size in zip(names, sizes, strict=True):
+                if size > 1:
+                    found[name] = Peers(mesh.get_group(name), mesh.get_local_rank(name), size)
+    return Parallel(**found, same_experts=same)
+
+
+def replica_group(mesh: DeviceMesh) -> dist.ProcessGroup:
+    """All ranks that hold one replica together. mesh: of `join`. A collective at its first call."""
+    world, replicas = dist.get_world_size(), mesh.size(0) if mesh.ndim > 1 else 1
+    if replicas * mesh.size(mesh.ndim - 1) == world:
+        return mesh.get_group("shard")
+    whole = init_device_mesh(mesh.device_type, (replicas, world // replicas), mesh_dim_names=("replicate", "replica"))
+    return whole.get_group("replica")
 
 
 def leave() -> None:
@@ -81,13 +112,19 @@ def shard(decoder: LanguageModel, mesh: DeviceMesh, compute_dtype: torch.dtype) 
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(compute_dtype)
     name, on_gpu = str(compute_dtype).removeprefix("torch."), mesh.device_type != "cpu"
-    if works_in_place(mesh.size(), name, on_gpu or not decoder.rounds_weights):
+    world = dist.get_world_size() if dist.is_initialized() else 1
+    if works_in_place(world, name, on_gpu or not decoder.rounds_weights):
         decoder.in_place, decoder.compute_dtype = True, compute_dtype
         return
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
-    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+    reduced = torch.promote_types(compute_dtype, torch.float32)
+    policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduced)
     again = not fits_whole(decoder)
+    for experts in decoder.modules() if decoder.parallel.experts is not None else ():
+        if isinstance(experts, SplitExperts):
+            alone = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=reduced, cast_forward_inputs=False)
+            fully_shard(experts, mesh=decoder.parallel.same_experts, mp_policy=alone, reshard_after_forward=again)
     for layer in decoder.layers:
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=again)
     if again and not decoder.config.tied:  # as parts of the root both tables would be there during the whole step
@@ -145,6 +182,9 @@ def materialise(decoder: LanguageModel, device: torch.device) -> None:
             local(parameter).zero_()
         decoder(pack([], [], device))
     reshard(decoder)
+    for name, parameter in decoder.named_parameters():
+        if (cut := decoder.cut(name)) is not None:
+            parameter.cut = cut  # type: ignore[attr-defined]
 
 
 def sharded_modules(model: nn.Module) -> list[FSDPModule]:
@@ -191,13 +231,29 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def rows_of(tensor: Tensor) -> range:
-    """This rank's rows of a parameter sharded on dimension 0 (all of a plain tensor)."""
+    """This rank's rows of a parameter sharded on dimension 0 (all of a plain tensor), as numbered in the whole."""
     if not is_sharded(tensor):
         return range(tensor.shape[0])
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return range(offset[0], offset[0] + shape[0]) if shape[0] else range(0)
+    cut = cut_of(tensor)
+    first = offset[0] + (cut.first if cut is not None and cut.dim == 0 else 0)
+    return range(first, first + shape[0]) if shape[0] else range(0)
+
+
+def columns_of(tensor: Tensor) -> range:
+    """This rank's columns (dimension 1) of a parameter, as numbered in the whole; one of a vector."""
+    cut = cut_of(tensor)
+    first, count = 0 if cut is None or cut.dim == 0 else cut.first, tensor.shape[1] if tensor.ndim > 1 else 1
+    return range(first, first + count)
+
+
+def part_of(whole: Tensor, tensor: Tensor) -> Tensor:
+    """This rank's part of a whole tensor: what belongs into `local` of a parameter."""
+    rows, columns = rows_of(tensor), columns_of(tensor)
+    own = whole[rows.start : rows.stop]
+    return own if whole.ndim < 2 else own[:, columns.start : columns.stop]
 
 
 def own_rows(tensor: Tensor) -> tuple[range, slice]:
@@ -252,4 +308,38 @@ def gather_full(parameters: Iterable[tuple[str, nn.Parameter]], dtype: torch.dty
     """
     for name, parameter in parameters:
         values = parameter.detach()
-        yield name, (values.full_tensor() if is_sharded(values) else values).to(dtype)
+        values = values.full_tensor() if is_sharded(values) else values
+        yield name, join_parts(values, cut_of(parameter), whole_shape(parameter)).to(dtype)
+
+
+def join_parts(values: Tensor, cut: Cut | None, shape: torch.Size) -> Tensor:
+    """The whole tensor of this shape, of which `values` are this rank's part. A collective of the peers."""
+    if cut is None or cut.size is None:
+        return values
+    whole = values.new_zeros(shape)
+    if cut.copy == 0:
+        whole.narrow(cut.dim, cut.first, values.shape[cut.dim]).copy_(values)
+    dist.all_reduce(whole.view(WORDS[whole.element_size()]), group=cut.peers.group)  # zeros and bits: exact
+    return whole
+
+
+@torch.no_grad()
+def add_copies(model: nn.Module) -> None:
+    """Add up the gradients of parameters of which tensor peers have copies: each has its part of them. A collective of
+    the peers, once, before the optimiser step; nothing where there are none."""
+    shared = [
+        (cut, local(one.grad))
+        for _, one in trained(model)
+        if (cut := cut_of(one)) is not None and cut.copies > 1 and one.grad is not None
+    ]
+    for cut, gradient in shared:
+        if cut.copies < cut.peers.size:
+            parts = [torch.empty_like(gradient) for _ in range(cut.peers.size)]
+            dist.all_gather(parts, gradient, cut.peers.group)
+            first = cut.peers.rank - cut.copy
+            gradient.copy_(torch.stack(parts[first : first + cut.copies]).sum(0))
+    everywhere = [gradient for cut, gradient in shared if cut.copies == cut.peers.size]
+    if everywhere:
+        dist.all_reduce(total := torch.cat([one.flatten() for one in everywhere]), group=shared[0][0].peers.group)
+        for gradient, values in zip(everywhere, total.split([one.numel() for one in everywhere]), strict=True):
+            gradient.copy_(values.view_as(gradient))

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shared.errors import NonFinite, RunError
+from shared.model.parallel import cut_of
 from shared.sections import Optimiser
 from trainer.step.fsdp import local, trained
 
@@ -74,9 +75,13 @@ def step_count(optimiser: torch.optim.Optimizer) -> int:
     return int(optimiser.state[parameters_of(optimiser)[0]]["step"])
 
 
-def local_gradients(model: nn.Module) -> list[Tensor]:
-    """This rank's rows of all gradients, those without rows left out."""
-    gradients = [local(parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
+def local_gradients(model: nn.Module, once: bool = False) -> list[Tensor]:
+    """This rank's rows of all gradients, those without rows left out; once: also those that a tensor peer counts."""
+    gradients = [
+        local(parameter.grad)
+        for parameter in model.parameters()
+        if parameter.grad is not None and not (once and (cut := cut_of(parameter)) is not None and cut.copy)
+    ]
     return [gradient for gradient in gradients if gradient.numel()]
 
 
@@ -85,7 +90,7 @@ def global_norm(model: nn.Module, group: dist.ProcessGroup | None) -> Tensor:
 
     Squares within a tensor are added in float32, tensors and ranks in float64. One all-reduce.
     """
-    norms = torch._foreach_norm(local_gradients(model))
+    norms = torch._foreach_norm(local_gradients(model, once=True))
     device = next(model.parameters()).device
     squares = torch.stack([torch.zeros((), device=device), *norms]).double().square().sum()
     if group is not None:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -33,6 +34,7 @@ from shared.model.cpu.processor import given_threads, keep_freed_memory, multipl
 from shared.model.implementation import make_model, read_shape
 from shared.model.language_model import LanguageModel
 from shared.model.packing import pack
+from shared.model.parallel import ALONE, Parallel, Peers, whole_shape
 from shared.record_file import Written
 from shared.types import CONTEXT, SAMPLED, MicroBatch
 from trainer.checkpoint import safetensors_file, shards
@@ -91,8 +93,9 @@ def serve(link: TrainerLink, config: Config, role: RankInfo) -> None:
 
 
 def build(
-    model_dir: Path, checkpoint_dir: Path | None, config: Config, mesh: DeviceMesh, device: torch.device
-) -> tuple[LanguageModel, torch.optim.AdamW, dict[str, dict[str, int]]]:
+    model_dir: Path, checkpoint_dir: Path | None, config: Config, mesh: DeviceMesh, device: torch.device,
+    parallel: Parallel = ALONE,
+) -> tuple[LanguageModel, torch.optim.AdamW, dict[str, dict[str, int]]]:  # fmt: skip
     """Build model and optimiser of this rank, sharded from the start: no rank ever holds more than one whole tensor.
 
     Weights come from the checkpoint if given (moments too, and checksums: `load_shards`), else from the Hugging Face
@@ -101,7 +104,7 @@ def build(
     described, settings = hf.load_config(model_dir), config.optimiser
     shape = read_shape(described, config.model.implementation, config.model.max_tokens)
     with torch.device("meta"):
-        decoder = make_model(shape, described)
+        decoder = make_model(shape, described, parallel=parallel)
     if config.lora.rank:
         lora.attach(decoder, config.lora.rank, config.lora.alpha, config.lora.targets)
     fsdp.shard(decoder, mesh, getattr(torch, settings.compute_dtype))
@@ -111,17 +114,19 @@ def build(
     if checkpoint_dir is not None:
         return decoder, made, shards.load_shards(checkpoint_dir, decoder, made)[1]
     if config.lora.rank:
-        shapes = {name: parameter.shape for name, parameter in fsdp.trained(decoder)}
+        shapes = {name: whole_shape(parameter) for name, parameter in fsdp.trained(decoder)}
         reference.fill(decoder, lora.first_values(shapes, config.seed))
     return decoder, made, {}
 
 
-def build_frozen(folder: Path, config: Config, mesh: DeviceMesh, device: torch.device) -> LanguageModel:
+def build_frozen(
+    folder: Path, config: Config, mesh: DeviceMesh, device: torch.device, parallel: Parallel = ALONE
+) -> LanguageModel:
     """Build a frozen model from a Hugging Face folder that gives, with the policy's weights, the policy's log-probs."""
     described = hf.load_config(folder)
     with torch.device("meta"):
         shape = read_shape(described, config.model.implementation, config.model.max_tokens)
-        frozen = make_model(shape, described).requires_grad_(False)
+        frozen = make_model(shape, described, parallel=parallel).requires_grad_(False)
     fsdp.shard(frozen, mesh, getattr(torch, config.optimiser.compute_dtype))
     fsdp.materialise(frozen, device)
     load_weights(folder, frozen)
@@ -136,11 +141,10 @@ def load_weights(model_dir: Path, decoder: LanguageModel, beside_checkpoint: boo
     left_out = {name for name, _ in fsdp.trained(decoder)} if beside_checkpoint else set()
     if stored.keys() <= left_out:
         return
-    for name, tensor in hf.iterate_weights(model_dir, {name: one.shape for name, one in stored.items()}):
+    for name, tensor in hf.iterate_weights(model_dir, {name: whole_shape(one) for name, one in stored.items()}):
         if name in left_out:
             continue
-        rows = fsdp.rows_of(stored[name])
-        values = tensor[rows.start : rows.stop]
+        values = fsdp.part_of(tensor, stored[name])
         if not bool(torch.isfinite(values).all()):
             raise NonFinite(f"{name} in {model_dir} holds values that are not finite: fetch the weights again")
         fsdp.local(stored[name]).copy_(values)
@@ -180,7 +184,7 @@ class TrainerRank:
         )  # fmt: skip
         in_bfloat16 = self.config.optimiser.compute_dtype == "bfloat16"
         return LoadedTrainer(
-            parameters=sum(parameter.numel() for parameter in self.decoder.parameters()),
+            parameters=sum(whole_shape(parameter).numel() for parameter in self.decoder.parameters()),
             transfer=self.sender.describe(), description=self.describe(), checksums=checksums,
             peak_flops=peak_of(self.card),
             slow_dtype=in_bfloat16 and not multiplies_bfloat16_fast(self.role.device.type),
@@ -188,12 +192,14 @@ class TrainerRank:
 
     def load_policy(self, model_dir: Path, checkpoint: Path | None = None) -> dict[str, dict[str, int]]:
         """Join the other trainers and build model, optimiser and value head; returns the checksums of `build`."""
-        self.model_dir, role, replicas = model_dir, self.role, self.config.placement.replicas or 1
-        self.mesh = fsdp.join(role.store, self.rank, self.world, role.device, self.config.deadlines.step_s, replicas)
-        self.decoder, self.optimiser, checksums = build(model_dir, checkpoint, self.config, self.mesh, self.role.device)
+        self.model_dir, role, placement = model_dir, self.role, self.config.placement
+        self.mesh = fsdp.join(role.store, self.rank, self.world, role.device, self.config.deadlines.step_s, placement)
+        self.parallel, self.group = fsdp.meet(role.device, placement), fsdp.replica_group(self.mesh)
+        meshes = self.mesh, role.device, self.parallel
+        self.decoder, self.optimiser, checksums = build(model_dir, checkpoint, self.config, *meshes)
         if Need.VALUE in self.objective.needs:
             rate = self.objective.in_force["value_learning_rate"]
-            self.auxiliary.values = ValueHead(self.decoder.config.hidden_size, rate, self.role.device)
+            self.auxiliary.values = ValueHead(self.decoder.config.hidden_size, rate, role.device, self.config.sharers)
             if checkpoint is not None:
                 self.auxiliary.values.load(checkpoint)
         return checksums
@@ -206,8 +212,11 @@ class TrainerRank:
     def recomputation(self, tokens: int) -> Recomputation:
         """What is computed again in the backward pass of a micro-batch of so many tokens."""
         settings, on_gpu = self.config.optimiser, self.role.device.type != "cpu"
-        width = DTYPE_BYTES[settings.compute_dtype]
-        return recomputation_within(self.decoder.config, tokens, width, settings.activation_bytes, on_gpu)
+        width, tokens = DTYPE_BYTES[settings.compute_dtype], -(-tokens // self.config.placement.context)
+        if self.parallel.experts is not None:  # a layer that is computed again calls all who have its experts
+            dist.all_reduce(most := torch.tensor(tokens, device=self.role.device), dist.ReduceOp.MAX)
+            tokens = int(most)
+        return recomputation_within(self.decoder.local, tokens, width, settings.activation_bytes, on_gpu)
 
     def describe(self) -> dict[str, str]:
         """Dtypes and settings, for the user."""
@@ -219,9 +228,10 @@ class TrainerRank:
             "engines": self.config.model.dtype,
             "device": f"{self.role.device} {self.card}".rstrip(),
             **({"replicas": f"{self.mesh.size(0)} of {self.mesh.size(1)} trainers"} if self.mesh.ndim > 1 else {}),
+            **{f"{name} peers": str(one.size) for name, one in vars(self.parallel).items() if isinstance(one, Peers)},
         }
         if self.config.lora.rank:
-            count = sum(parameter.numel() for _, parameter in fsdp.trained(self.decoder))
+            count = sum(whole_shape(parameter).numel() for _, parameter in fsdp.trained(self.decoder))
             way = "" if self.config.sends_adapters else ", merged for the engines"
             rank = f"rank {self.config.lora.rank}, alpha {self.config.lora.alpha:g}{way}"
             description["adapters"] = f"{count / 1e6:.2f} M parameters ({rank}) on frozen weights"
@@ -238,7 +248,8 @@ class TrainerRank:
             with kept.in_force():
                 reference.fill(self.decoder, read_matrices(Path(folder)).items())
             return
-        setattr(self.auxiliary, role, build_frozen(Path(folder), self.config, self.mesh, self.role.device))
+        frozen = build_frozen(Path(folder), self.config, self.mesh, self.role.device, self.parallel)
+        setattr(self.auxiliary, role, frozen)
 
     @call("move of the reference model", deadline="step")
     def move_reference(self, share: float) -> None:
@@ -271,7 +282,8 @@ class TrainerRank:
     def step(self, learning_rate: float) -> Stepped:
         """Clip the gradients, take one AdamW step, drop the gradients."""
         start = time.perf_counter()
-        norm = optimiser.clip(self.decoder, self.config.optimiser.max_grad_norm, self.mesh.get_group("shard"))
+        fsdp.add_copies(self.decoder)
+        norm = optimiser.clip(self.decoder, self.config.optimiser.max_grad_norm, self.group)
         fsdp.reshard(self.decoder)
         self.settle()
         optimiser.update(self.decoder, self.optimiser, learning_rate)
@@ -305,6 +317,7 @@ class TrainerRank:
             published.add_checksums(self.sender)
             self.parts = [*self.parts[-1:], published.checksums]
             published.checksums = fsdp.add_checksums(published.checksums, self.sender.layout.places, self.role.device)
+        self.sent.joined.clear()
         return published
 
     @call("parts of the checksums", deadline="step")

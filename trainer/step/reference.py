@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from shared.model.language_model import LanguageModel
-from trainer.step.fsdp import local, reshard, rows_of, trained
+from trainer.step.fsdp import local, part_of, reshard, trained
 
 
 @torch.no_grad()
@@ -21,8 +21,7 @@ def fill(model: nn.Module, values: Iterable[tuple[str, Tensor]]) -> None:
     """Copy this rank's rows of whole tensors into the model's parameters of these names."""
     parameters = dict(model.named_parameters())
     for name, value in values:
-        rows = rows_of(parameters[name])
-        local(parameters[name]).copy_(value[rows.start : rows.stop])
+        local(parameters[name]).copy_(part_of(value, parameters[name]))
     reshard(model)
 
 

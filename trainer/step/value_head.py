@@ -27,8 +27,10 @@ FILE = "value_head.safetensors"
 class ValueHead(nn.Module):
     """A linear map from hidden states to values, which starts at 0, and its optimiser."""
 
-    def __init__(self, hidden_size: int, learning_rate: float, device: torch.device | str = "cpu"):
+    def __init__(self, hidden_size: int, learning_rate: float, device: torch.device | str = "cpu", sharers: int = 1):
+        """sharers: ranks that have the same batches, and so the same gradients."""
         super().__init__()
+        self.sharers = sharers
         self.weight = nn.Parameter(torch.zeros(hidden_size, device=device))
         self.bias = nn.Parameter(torch.zeros((), device=device))
         self.optimiser = torch.optim.AdamW(self.parameters(), lr=learning_rate, weight_decay=0.0)
@@ -47,7 +49,7 @@ class ValueHead(nn.Module):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             if dist.is_initialized():
-                dist.all_reduce(parameter.grad)
+                dist.all_reduce(parameter.grad.div_(self.sharers))
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
 
