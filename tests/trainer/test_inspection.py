@@ -225,3 +225,35 @@ def test_the_longest_episode_is_compared_with_what_the_model_takes(tmp_path):
     chat_of(tmp_path, "qwen3")
     with pytest.raises(ModelError, match="rewrites its history"):
         lines(512)
+
+
+SUMS = """
+from environments.environment import environment
+from environments.tools import ToolEnvironment, tool
+
+
+@environment("sums")
+class Sums(ToolEnvironment):
+    @tool
+    def add(self, a: int, b: int) -> int:
+        "Add two whole numbers."
+        return a + b
+"""
+
+
+def test_tools_whose_description_fills_the_context_are_refused_and_counted(tmp_path, model):
+    """The model's tokenizer splits nearly every letter: the description takes several hundred tokens."""
+    (tmp_path / "sums.py").write_text(SUMS)
+    config = settings(tmp_path, model, GOOD, environment={"name": "sums", "plugins": [str(tmp_path / "sums.py")]})
+
+    def with_room(max_tokens: int) -> Config:
+        return config.model_copy(update={"model": config.model.model_copy(update={"max_tokens": max_tokens})})
+
+    with pytest.raises(
+        ConfigError, match=r"shortest prompt of environment sums has (\d+) tokens, (\d+) of them"
+    ) as few:
+        plan_text(with_room(160))
+    prompt, added = map(int, re.findall(r" (\d+)(?: tokens,| of them)", str(few.value)))
+    assert added > 150 and "offer fewer tools" in findings(with_room(160), "FAIL")["environments"]
+    assert inspect(with_room(prompt + 2 + 32)).added == {"sums": added}
+    assert f" = {prompt} of the longest prompt + " in plan_text(with_room(prompt + 2 + 32))
