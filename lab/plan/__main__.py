@@ -119,7 +119,7 @@ def read(arguments: list[str]) -> tuple[Scenario, bool]:
     card = CARDS.get(given.card.lower())
     if card is None:
         raise ConfigError(f"--card {given.card} is none of {', '.join(CARDS)}; give --memory, --tflops, --bandwidth")
-    machine = replace(card, **given_of(Machine, given))
+    machine = replace(card, card=given.card.lower(), **given_of(Machine, given))
     if given.model is None:
         raise ConfigError(f"no model: name one ({', '.join(MODELS)}), or a folder with a config.json")
     decoder = find_decoder(given.model)

@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from lab.plan.scenario import Scenario
+from lab.plan.scenario import CARDS, Machine, Scenario
 from lab.plan.split import Split
 from lab.plan.times import WIDTH
 from trainer.memory import activation_bytes
@@ -103,10 +103,27 @@ def show(scenario: Scenario, split: Split) -> Group:
     usable = gib(scenario.machine.usable_bytes)
     return Group(
         Text(recommendation(split), style="bold"),
+        Text(speeds(scenario.machine)),
         _table("one step", ("", "time", "how"), _time_rows(scenario, split)),
         _table(f"memory of a GPU, of {usable} to use", ("", "needs", "of which"), _memory_rows(split)),
         Text("settings", style="bold"),
         Text(toml(settings(split, scenario))),
+    )
+
+
+def speeds(machine: Machine) -> str:
+    """Say of which card the speeds are, and where its memory is another."""
+    card, numbers = (
+        CARDS[machine.card],
+        f"{machine.flops_per_s / 1e12:,.0f} TFLOP/s, {machine.bandwidth / 1e9:,.0f} GB/s",
+    )
+    taken = machine.flops_per_s == card.flops_per_s or machine.bandwidth == card.bandwidth
+    if not taken or machine.memory_bytes == card.memory_bytes:
+        return f"speeds of a GPU: {numbers}" + (f" ({machine.card})" if taken else "")
+    return (
+        f"speeds of a GPU: {numbers}, those of {machine.card}, which has {card.memory_bytes / 1e9:g} GB and not "
+        f"{machine.memory_bytes / 1e9:g}: the times are not those of your card. Name it (--card), or give its --tflops "
+        "and --bandwidth"
     )
 
 
