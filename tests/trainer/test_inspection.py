@@ -108,6 +108,14 @@ def test_a_dry_run_ends_with_the_error_of_a_launch(tmp_path, model, capsys):
     assert not (tmp_path / "runs").exists()
 
 
+def test_one_fault_of_all_rows_is_one_line(tmp_path, model):
+    config = settings(tmp_path, model, [{"task": "1 + 1?", "result": "2"}] * 30)
+    with pytest.raises(DataError) as error:
+        inspect(config).raise_first()
+    (line,) = str(error.value).splitlines()
+    assert "30 rows of" in line and line.count("lacks 'problem'") == 1 and line.endswith("(the same in all of them)")
+
+
 def test_a_template_that_cannot_be_used_fails(tmp_path):
     build(tmp_path / "model", 0, train_tokenizer(["no 5 7 ?"] * 9, 280), 512)
     path = tmp_path / "model" / "tokenizer_config.json"
