@@ -19,6 +19,7 @@ import msgspec
 from rich.table import Table
 
 from shared import settings_file
+from shared.command_line import CommandParser
 from shared.errors import ConfigError, run_command
 from shared.progress import CleanConsole, duration
 from shared.progress_bar import ProgressBar
@@ -123,7 +124,7 @@ def part_table(records: list[Record]) -> Table:
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Options of this command, and the settings that follow the form --reward.x=y."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m verify",
         description="Grade completions to problems: format, correctness, length, language, and extra rewards.",
         epilog=EXAMPLES,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from shared import settings_file
 from shared.atomic_write import write_whole
+from shared.command_line import CommandParser
 from shared.errors import ConfigError, run_command
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ exit codes: 0 done, 1 failed, 2 the run or an option is wrong (one line says whi
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Options of the command."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m lab.analyse",
         description="Where a run's weights went, and what reward and length are around them.",
         epilog=EXAMPLES,

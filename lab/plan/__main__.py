@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from lab.plan import report, split
 from lab.plan.scenario import CARDS, MODELS, Lengths, Machine, Scenario, Workload, find_decoder
+from shared.command_line import CommandParser, option_error
 from shared.errors import ConfigError, InputError, print_error, run_command
 from shared.progress import CleanConsole
 
@@ -45,11 +46,11 @@ exit codes: 0 done, 2 an option is wrong or nothing fits (one line says what)
 SHARES = ("mfu", "bandwidth_share", "usable", "kept")
 
 
-class _Parser(argparse.ArgumentParser):
+class _Parser(CommandParser):
     """Raises ConfigError at a mistake instead of printing the usage."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message} (--help lists the options)")
+        raise option_error(message, self.options(), self.prog)
 
 
 def flag(name: str) -> str:

@@ -104,7 +104,8 @@ def test_numbers_replace_those_of_the_card():
     (["0.6b", "--gpus", "1", "--tensor-parallel", "2"], "and be at most 1, the GPUs"),
     (["0.6b", "--gpus", "1", "--tensor-parallel", "1", "--engines", "2"], "leave -1 of 1 GPUs"),
     (["8b", "--engines", "8", "--tensor-parallel", "1"], "leave 0 of 8 GPUs to train"), (["405b"], "hold no split"),
-    (["8b", "--colour"], "unrecognized arguments: --colour"),
+    (["8b", "--colour"], "--colour: unknown option (python -m lab.plan --help lists"),
+    (["8b", "--memry", "24"], "--memry: unknown option; did you mean --memory?"),
     (["8b", "--async-level", "0"], "--async-level 0 must be above 0"),
 ])  # fmt: skip
 def test_mistakes_are_one_line_and_exit_2(arguments, told, capsys):
