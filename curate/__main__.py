@@ -55,11 +55,9 @@ exit codes: 0 done, 1 failed, 2 the input or an option is wrong (one line says w
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Options of the command."""
     whole = CommandParser(
-        prog="python -m curate",
-        description="Filter, rewrite and translate training problems, one stage at a time.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+        prog="python -m curate", description="Filter, rewrite and translate training problems, one stage at a time.",
+        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     common = CommandParser(add_help=False)
     common.add_argument(
         "inputs", type=Path, nargs="+", metavar="INPUT", help="files of problems, or hub:OWNER/NAME/CONFIG:SPLIT"

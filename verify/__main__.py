@@ -127,10 +127,8 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = CommandParser(
         prog="python -m verify",
         description="Grade completions to problems: format, correctness, length, language, and extra rewards.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
     parser.add_argument("file", type=Path, metavar="FILE.jsonl", help="problems with responses")
     parser.add_argument("--out", type=Path, required=True, metavar="VERDICTS.jsonl", help="where verdicts are written")
     parser.add_argument("--config", type=Path, metavar="RUN.toml", help="take [reward] of this run's settings")

@@ -36,10 +36,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = CommandParser(
         prog="python -m lab.ablate",
         description="Train the same run with one setting changed, on several seeds: a table, a plot, claims decided.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE.toml", help="ablations")
     parser.add_argument("--seeds", type=int, nargs="+", metavar="N", help="instead of those of the files")
     parser.add_argument("--only", nargs="+", metavar="VARIANT", help="run these variants and no others")

@@ -43,9 +43,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser = CommandParser(
         prog="python -m lab.analyse",
         description="Where a run's weights went, and what reward and length are around them.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     parser.add_argument("run_dir", type=Path, metavar="RUN_FOLDER", help="folder of a finished or running run")
     parser.add_argument("--points", type=int, default=5, metavar="N", help="along each direction; 0: none (default 5)")
     parser.add_argument("--problems", type=int, default=64, metavar="N", help="problems a point (default 64)")

@@ -117,14 +117,14 @@ def speeds(machine: Machine) -> str:
         CARDS[machine.card],
         f"{machine.flops_per_s / 1e12:,.0f} TFLOP/s, {machine.bandwidth / 1e9:,.0f} GB/s",
     )
-    taken = machine.flops_per_s == card.flops_per_s or machine.bandwidth == card.bandwidth
-    if not taken or machine.memory_bytes == card.memory_bytes:
-        return f"speeds of a GPU: {numbers}" + (f" ({machine.card})" if taken else "")
-    return (
-        f"speeds of a GPU: {numbers}, those of {machine.card}, which has {card.memory_bytes / 1e9:g} GB and not "
-        f"{machine.memory_bytes / 1e9:g}: the times are not those of your card. Name it (--card), or give its --tflops "
-        "and --bandwidth"
+    text = f"speeds of a GPU: {numbers}"
+    if machine.flops_per_s != card.flops_per_s and machine.bandwidth != card.bandwidth:
+        return text
+    other = (
+        f", which has {card.memory_bytes / 1e9:g} GB and not {machine.memory_bytes / 1e9:g}: the times are "
+        "not those of your card. Name it (--card), or give its --tflops and --bandwidth"
     )
+    return f"{text} ({machine.card})" + other * (machine.memory_bytes != card.memory_bytes)
 
 
 def _table(title: str, columns: tuple[str, str, str], rows: Sequence[tuple[str, str, str]]) -> Table:

@@ -15,12 +15,12 @@ from verify.__main__ import main as verify
 
 @pytest.mark.parametrize(("main", "arguments", "line"), [
     (evaluate, ["rows.jsonl", "--limt", "3"], "--limt: unknown option; did you mean --limit?"),
-    (evaluate, ["--qqq=1"], "--qqq: unknown option (python -m evaluation --help lists the options)"),
+    (evaluate, ["--qqq=1"], "--qqq: unknown option (python -m evaluation --help lists all)"),
     (serve, ["--prot", "8000"], "--prot: unknown option; did you mean --port?"),
     (dashboard, ["runs", "--prot=1"], "--prot: unknown option; did you mean --port?"),
     (curate, ["format", "a", "--out", "b", "--restrt"], "--restrt: unknown option; did you mean --restart?"),
     (ablate, ["a.toml", "--seds", "3"], "--seds: unknown option; did you mean --seeds?"),
-    (verify, ["a.jsonl"], "the following arguments are required: --out (python -m verify --help lists the options)"),
+    (verify, ["a.jsonl"], "the following arguments are required: --out (python -m verify --help lists all)"),
 ])  # fmt: skip
 def test_a_wrong_option_is_one_line(main: Callable[[list[str]], int], arguments, line, capsys):
     try:

@@ -17,7 +17,7 @@ from trainer.data.problem_file import ProblemFile, check_environments
 from trainer.episodes import Episodes
 
 LONGEST = 20
-"""problems of an environment with the longest texts, among which the longest prompt is looked for"""
+"""problems with the longest texts, among which the longest prompt is looked for"""
 
 
 class EnvironmentRow(NamedTuple):
@@ -108,16 +108,10 @@ def room_lines(config: Config, rows: list[EnvironmentRow], added: Mapping[str, i
         chat = Chat.of_run(folder, config)
         if settings.history == "template":
             chat.check_history()
-        prompts, longest = PromptFormat(chat, config.data), list[EnvironmentRow]()
-        for name in {row.environment for row in rows}:
-            longest += sorted((row for row in rows if row.environment == name), key=lambda row: -len(row.text))[
-                :LONGEST
-            ]
-        counts = (
-            added.get(row.environment, 0) + len(prompts.render(row.text, row.domain, language=row.language))
-            for row in longest
-        )
-        prompt = max(counts, default=0)
+        more, prompts = Counter(added), PromptFormat(chat, config.data)
+        longest = sorted(rows, key=lambda row: -len(row.text) - more[row.environment])[:LONGEST]
+        sizes = [len(prompts.render(row.text, row.domain, language=row.language)) for row in longest]
+        prompt = max((size + more[row.environment] for size, row in zip(sizes, longest, strict=True)), default=0)
         around = len(chat.bridge([("user", "")]))
         texts = f"{prompt:,} of the longest prompt + "
     answers, each = settings.max_turns - 1, settings.observation_tokens + around
