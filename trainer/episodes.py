@@ -84,11 +84,8 @@ class Episodes:
     async def try_beginnings(self, problems: Iterable[Problem]) -> None:
         """Begin an episode of the shortest problem of each environment, for `added`; one that fails is left to the run.
         Raises ConfigError where its prompt leaves no room for a turn."""
-        most, shortest = self.config.model.max_tokens, dict[str, Problem]()
-        for problem in sorted(problems, key=lambda each: len(each.text)):
-            if problem.environment:
-                shortest.setdefault(problem.environment, problem)
-        for name, problem in shortest.items():
+        most, longest_first = self.config.model.max_tokens, sorted(problems, key=lambda each: -len(each.text))
+        for name, problem in {each.environment: each for each in longest_first if each.environment}.items():
             plain = Prompt(0, problem, self.prompts.prompt_of(problem))
             try:
                 count = len((await self._begun(plain)).token_ids)
