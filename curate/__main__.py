@@ -19,6 +19,7 @@ from curate.languages import HumanStage, RequestStage, TranslateStage
 from curate.programs import ProgramsStage
 from curate.sample import SampleStage
 from curate.stage import CurationStage
+from shared.command_line import CommandParser
 from shared.errors import run_command
 from shared.progress import CleanConsole, duration
 from trainer.data.data_sets import HUB, fetch_to
@@ -53,13 +54,11 @@ exit codes: 0 done, 1 failed, 2 the input or an option is wrong (one line says w
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Options of the command."""
-    whole = argparse.ArgumentParser(
-        prog="python -m curate",
-        description="Filter, rewrite and translate training problems, one stage at a time.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    common = argparse.ArgumentParser(add_help=False)
+    whole = CommandParser(
+        prog="python -m curate", description="Filter, rewrite and translate training problems, one stage at a time.",
+        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    common = CommandParser(add_help=False)
     common.add_argument(
         "inputs", type=Path, nargs="+", metavar="INPUT", help="files of problems, or hub:OWNER/NAME/CONFIG:SPLIT"
     )

@@ -13,6 +13,7 @@ import uvicorn
 
 from dashboard.app import create_app
 from shared.clean_text import clean_logs
+from shared.command_line import CommandParser
 from shared.errors import ConfigError, run_command
 from shared.http_limits import take_address, uvicorn_config
 from shared.user_file import missing
@@ -27,7 +28,7 @@ ELSEWHERE = """It prints a link, and answers who has opened that, on this machin
 
 def main(arguments: list[str]) -> int:
     """Serve until a signal; returns the exit code."""
-    parser = argparse.ArgumentParser("python -m dashboard", description=__doc__, epilog=ELSEWHERE,
+    parser = CommandParser("python -m dashboard", description=__doc__, epilog=ELSEWHERE,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("folder", nargs="?", default="runs", type=Path, help="a folder of runs, or one run (runs)")
     parser.add_argument("--port", type=int, help=f"0 for any that is free (default: from {PORT} on the first free one)")

@@ -6,7 +6,6 @@ has written or uploaded all of it: the same command does the rest. The setting `
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import os
 import signal
@@ -23,6 +22,7 @@ from dashboard.growing_file import GrowingFile, lines_of, open_plain
 from dashboard.run_folder import RunFolder, is_run, number
 from dashboard.trackers import TRACKERS, Rows, TrackedRun, Tracker
 from shared.clean_text import clean
+from shared.command_line import CommandParser
 from shared.errors import ConfigError, NotInstalled, RunError, run_command
 from shared.json_reader import decode_json
 from shared.launch.deaths import ENDING
@@ -166,7 +166,7 @@ def follow(run: RunFolder, name: str) -> int:
 
 def main(arguments: list[str]) -> int:
     """Follow a run until it has ended; returns the exit code."""
-    parser = argparse.ArgumentParser("python -m dashboard.track", description=__doc__)
+    parser = CommandParser("python -m dashboard.track", description=__doc__)
     parser.add_argument("folder", type=Path, help="the folder of a run")
     parser.add_argument("tracker", choices=sorted(TRACKERS))
     parser.add_argument("--within", type=int, help="a launch started this: end so many seconds after the run")

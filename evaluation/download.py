@@ -6,7 +6,6 @@ them under their host and path, as `wget -x ADDRESS` stores them.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import io
 import json
@@ -25,6 +24,7 @@ from evaluation.settings import EvaluationSettings
 from evaluation.tasks import BENCHMARK_FILES, read_benchmark
 from shared.atomic_write import claim, write_whole
 from shared.chat_endpoint import PLAIN, packing
+from shared.command_line import CommandParser
 from shared.errors import DataError, MaestraleError, print_error, run_command
 from shared.json_reader import parse_json
 
@@ -234,7 +234,7 @@ def make(name: str, folder: Path, mirror: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """Make the files of some benchmarks; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m evaluation.download", description=__doc__)
+    parser = CommandParser(prog="python -m evaluation.download", description=__doc__)
     parser.add_argument("benchmarks", nargs="+", choices=list(PUBLISHED), metavar="NAME", help=", ".join(PUBLISHED))
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder of the files (default: data)")
     parser.add_argument("--mirror", default="", help="folder or address that has the published files")

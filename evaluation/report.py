@@ -59,7 +59,7 @@ def render_comparison(table: tables.ResultTable, comparison: Json) -> str:
     parts = [table.html()]
     parts += [_warning(f"not the same in both: {line}") for line in comparison["warnings"]]
     for when in ("before", "after"):
-        rows = [(name, one[when], one[when], one[when]) for name, one in comparison["benchmarks"].items()]
+        rows = [(name, one[when], *one[f"{when}_interval"]) for name, one in comparison["benchmarks"].items()]
         parts.append(plot_bars(f"pass@1 {when}, with its 95 % interval: {label(comparison[when])}", rows))
     parts += [f"<p>{escape(clean(line))}</p>" for line in tables.comparison_lines(comparison)]
     parts.append(LEGEND)

@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, CliPositionalArg, SettingsConfigDict
 from serve.reasoning_language import Enforcement, OptionalLanguageTag
 from serve.settings import mistakes
 from shared.chat_endpoint import api_address
+from shared.command_line import read_settings
 from shared.errors import ConfigError
 
 PREFIX = "MAESTRALE_EVALUATE_"
@@ -37,7 +38,7 @@ class EvaluationSettings(BaseSettings):
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, extra="forbid", use_attribute_docstrings=True, cli_kebab_case=True, cli_implicit_flags=True,
-        cli_prog_name="python -m evaluation", cli_hide_none_type=True, cli_avoid_json=True,
+        cli_prog_name="python -m evaluation", cli_hide_none_type=True, cli_exit_on_error=False, cli_avoid_json=True,
     )  # fmt: skip
 
     benchmarks: CliPositionalArg[list[str]] = []
@@ -105,7 +106,7 @@ class EvaluationSettings(BaseSettings):
 def load(arguments: list[str]) -> EvaluationSettings:
     """Load the settings of a command line. Raises ConfigError, one line per mistake."""
     try:
-        return EvaluationSettings(_cli_parse_args=arguments)
+        return read_settings(EvaluationSettings, arguments)
     except ValidationError as error:
         raise mistakes(error, hidden=("url",)) from None
 

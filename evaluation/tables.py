@@ -23,7 +23,7 @@ from evaluation.tasks import BenchmarkSampling
 from shared.clean_text import clean
 from shared.errors import ConfigError
 from shared.journal import differences
-from shared.statistics import paired_difference
+from shared.statistics import cluster_bootstrap, paired_difference
 
 SHARES = {
     "same": "in it", "other": "another, or mixed", "undetermined": "too few words to tell", "none": "no text",
@@ -245,6 +245,8 @@ def _differ(first: list[float], second: list[float], ids: list[str]) -> Json:
         "after": round(sum(second) / len(second), 6),
         "difference": round(difference.mean, 6),
         "interval": [round(bound, 6) for bound in difference.interval],
+        "before_interval": [round(bound, 6) for bound in cluster_bootstrap(first)],
+        "after_interval": [round(bound, 6) for bound in cluster_bootstrap(second)],
         "now_right": [id for id, old, new in pairs if old < 0.5 <= new],
         "now_wrong": [id for id, old, new in pairs if new < 0.5 <= old],
     }

@@ -13,6 +13,7 @@ from oversight.players import ModelPlayer
 from oversight.protocol import Rules
 from serve.settings import mistakes
 from shared.chat_endpoint import api_address, key_headers
+from shared.command_line import read_settings
 from shared.errors import ConfigError
 
 ProtocolName = Literal["qa", "qa_article", "votes", "consultancy", "debate"]
@@ -33,7 +34,7 @@ class OversightSettings(BaseSettings):
 
     model_config = SettingsConfigDict(
         env_prefix="MAESTRALE_OVERSIGHT_", extra="forbid", use_attribute_docstrings=True, cli_kebab_case=True,
-        cli_implicit_flags=True, cli_prog_name="python -m oversight", cli_hide_none_type=True,
+        cli_implicit_flags=True, cli_prog_name="python -m oversight", cli_hide_none_type=True, cli_exit_on_error=False,
         cli_avoid_json=True,
     )  # fmt: skip
 
@@ -118,7 +119,7 @@ def parse_player(text: str) -> tuple[str, str, str]:
 def load(arguments: list[str]) -> OversightSettings:
     """Load the settings of a command line. Raises ConfigError, one line per mistake."""
     try:
-        settings = OversightSettings(_cli_parse_args=arguments)
+        settings = read_settings(OversightSettings, arguments)
     except ValidationError as error:
         raise mistakes(error, hidden=("agents", "judges")) from None
     for name in ("tasks", "agents", "judges"):

@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from serve.errors import ApiError
 from serve.reasoning_language import OptionalLanguageTag
 from shared.atomic_write import beside
+from shared.command_line import CommandParser
 from shared.errors import ConfigError, InputError, print_error, run_command
 
 KEY_VARIABLE = "MAESTRALE_API_KEY"
@@ -178,7 +179,7 @@ def write(path: Path, file: KeyFile) -> None:
 
 def main(arguments: list[str]) -> int:
     """Add a key, or take one away; returns the exit code."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m serve.keys", description="Make a key for `python -m serve --keys FILE`; it is shown once.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="scopes:\n" + "\n".join(f"  {name:8} {text}" for name, text in SCOPES.items()),

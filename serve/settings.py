@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from serve.keys import KEY_VARIABLE
 from serve.reasoning import ReasoningFormat
 from serve.reasoning_language import Enforcement, LanguageTag
+from shared.command_line import read_settings
 from shared.errors import ConfigError
 from shared.model.folder import ModelPath
 
@@ -30,7 +31,7 @@ class ServerSettings(BaseSettings):
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, extra="forbid", use_attribute_docstrings=True, cli_kebab_case=True, cli_implicit_flags=True,
-        cli_prog_name="python -m serve", cli_hide_none_type=True, cli_avoid_json=True,
+        cli_prog_name="python -m serve", cli_hide_none_type=True, cli_exit_on_error=False, cli_avoid_json=True,
     )  # fmt: skip
 
     model: ModelPath = ""
@@ -159,7 +160,7 @@ def load(arguments: list[str] | None = None, **values: Any) -> ServerSettings:
     if arguments and not arguments[0].startswith("-"):
         arguments = ["--model", *arguments]
     try:
-        return ServerSettings(_cli_parse_args=arguments, **values)
+        return read_settings(ServerSettings, arguments, **values)
     except ValidationError as error:
         raise mistakes(error) from error
 

@@ -111,6 +111,8 @@ def all_faults(faults: Sequence[str], what: str) -> str:
     many more there are."""
     if len(faults) == 1:
         return faults[0]
+    if len(faults) > SHOWN and len({_without_place(fault) for fault in faults}) == 1:
+        return f"{what} {faults[0]} (the same in all of them)"
     kinds: dict[str, list[str]] = {}
     for fault in faults:
         kinds.setdefault(_kind_of(fault) if len(faults) > SHOWN else "", []).append(fault)
@@ -122,9 +124,13 @@ def all_faults(faults: Sequence[str], what: str) -> str:
     return f"{what}\n  ... and {more:,} more kinds of faults" if more > 0 else what
 
 
+def _without_place(fault: str) -> str:
+    return re.sub(r"^.*?:\d+(?=\D)", "", fault)
+
+
 def _kind_of(fault: str) -> str:
     """The words of a fault without its place and without what the row has."""
-    words = re.sub(r"'[^']*'|\"[^\"]*\"", "", re.sub(r"^.*?:\d+(?=\D)", "", fault))
+    words = re.sub(r"'[^']*'|\"[^\"]*\"", "", _without_place(fault))
     return re.split("[:;(]", re.sub(r"\d+", "", words.lstrip(": ")), maxsplit=1)[0]
 
 

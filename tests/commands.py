@@ -153,7 +153,7 @@ def check_module(name: str, arguments: list[str]) -> None:
         return
     if name in READERS:
         READERS[name](arguments)
-    elif "argparse" in main.read_text(encoding="utf-8"):
+    elif re.search("argparse|CommandParser", main.read_text(encoding="utf-8")):
         program = importlib.import_module(f"{name}.__main__" if path.is_dir() else name)
         parse = argparse.ArgumentParser.parse_args
 

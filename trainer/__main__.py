@@ -23,6 +23,7 @@ from typing import NoReturn
 
 from shared import settings_file
 from shared.clean_text import clean, clean_logs
+from shared.command_line import CommandParser
 from shared.config import Config
 from shared.errors import ConfigError, InputError, command_of, print_error, run_command
 from shared.launch import deaths, watchdog
@@ -107,7 +108,7 @@ def main(arguments: list[str]) -> int:
 
 def take_nodes(arguments: list[str]) -> tuple[Nodes, list[str]]:
     """Split off the options that say which machine of how many this is. Raises ConfigError for impossible ones."""
-    parser = argparse.ArgumentParser("python -m trainer", add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
+    parser = CommandParser("python -m trainer", add_help=False, allow_abbrev=False, usage=argparse.SUPPRESS)
     for name, kind, default in (
         ("nnodes", int, 1), ("node-rank", int, 0), ("master-addr", str, ""), ("master-port", int, 29500),
     ):  # fmt: skip

@@ -46,6 +46,8 @@ class Episodes:
         self.settings = config.environment
         self.host = EnvironmentHost(self.settings, config.reward, self._grade)
         self._opened = itertools.count(-1, -1)
+        self.added: dict[str, int] = {}
+        """environment -> tokens that it adds to a problem's prompt, such as the description of its tools"""
 
     @property
     def chat(self) -> Chat:
@@ -79,19 +81,40 @@ class Episodes:
         """Seed of the environments of a group."""
         return completion_seed(self.config.seed, prompt.index, -1)
 
+    async def try_beginnings(self, problems: Iterable[Problem]) -> None:
+        """Begin an episode of the shortest problem of each environment, for `added`; one that fails is left to the run.
+        Raises ConfigError where its prompt leaves no room for a turn."""
+        most, longest_first = self.config.model.max_tokens, sorted(problems, key=lambda each: -len(each.text))
+        for name, problem in {each.environment: each for each in longest_first if each.environment}.items():
+            plain = Prompt(0, problem, self.prompts.prompt_of(problem))
+            try:
+                count = len((await self._begun(plain)).token_ids)
+            except Failed:
+                continue
+            self.added[name] = added = max(0, count - len(plain.token_ids))
+            if count + 1 >= most:
+                raise ConfigError(
+                    f"the shortest prompt of environment {name} has {count:,} tokens, {added:,} of them from the "
+                    f"environment (its tools), and model.max_tokens = {most:,} leaves no room for an answer: raise it "
+                    "(a model with a longer context), or offer fewer tools"
+                )
+
     async def open(self, prompt: Prompt) -> Prompt:
         """The prompt as the environment begins it; the same without one. Raises Failed."""
         if not prompt.problem.environment:
             return prompt
+        opened, most = await self._begun(prompt), self.config.model.max_tokens
+        if len(opened.token_ids) + 1 < most:
+            return opened
+        raise Failed(Verdict.CRASH, f"the prompt with what the environment adds exceeds model.max_tokens = {most:,}")
+
+    async def _begun(self, prompt: Prompt) -> Prompt:
         key = prompt.index, next(self._opened)  # an instance of its own, for the prompt alone
         try:
             observation = await self._tried(
                 prompt.problem.environment, self.settings.episode_s, lambda alone: self._reset(prompt, key, alone)
             )
-            opened = replace(prompt, token_ids=self._prompt_ids(prompt, observation))
-            if len(opened.token_ids) + 1 < self.config.model.max_tokens:
-                return opened
-            raise Failed(Verdict.CRASH, f"a prompt of {len(opened.token_ids)} tokens exceeds model.max_tokens")
+            return replace(prompt, token_ids=self._prompt_ids(prompt, observation))
         finally:
             await self.host.close(key)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from argparse import RawDescriptionHelpFormatter
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from huggingface_hub import ModelCardData, metadata_load, snapshot_download
 
 from shared import settings_file
 from shared.atomic_write import write_whole
+from shared.command_line import CommandParser
 from shared.config import Config
 from shared.errors import ConfigError, MaestraleError, RunError, run_command
 from shared.model.adapter_folder import CONFIG
@@ -149,7 +150,7 @@ def card_text(config: Config, card: ModelCard, adapter: bool, name: str = "OWNER
 
 def main(arguments: list[str]) -> int:
     """Write the card and push; returns the exit code."""
-    parser = ArgumentParser("python -m trainer.push", description=ABOUT, formatter_class=RawDescriptionHelpFormatter)
+    parser = CommandParser("python -m trainer.push", description=ABOUT, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="runs/NAME/best, latest, latest-adapter or hf/step_N")
     parser.add_argument("name", nargs="?", default="", metavar="OWNER/NAME", help="where to upload it")
     parser.add_argument("--public", action="store_true", help="a new repository is for everybody, not private")

@@ -180,6 +180,8 @@ def _stopped(launch: Launch | None) -> str:
     """From where a run that was stopped goes on."""
     folders = launch.config.run_dir.glob("checkpoints/step_*") if launch else ()
     steps = [int(step) for folder in folders if (step := folder.name.removeprefix("step_")).isdigit()]
+    if launch and max(steps, default=-1) >= launch.config.last_version:
+        return "stopped; its steps are done: the same command only evaluates and exports what is missing"
     goes_on = f"; the same command goes on from step {max(steps, default=0)}"
     return "stopped" + (goes_on if steps else " before the first checkpoint: the same command begins anew")
 

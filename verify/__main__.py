@@ -19,6 +19,7 @@ import msgspec
 from rich.table import Table
 
 from shared import settings_file
+from shared.command_line import CommandParser
 from shared.errors import ConfigError, run_command
 from shared.progress import CleanConsole, duration
 from shared.progress_bar import ProgressBar
@@ -123,13 +124,11 @@ def part_table(records: list[Record]) -> Table:
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Options of this command, and the settings that follow the form --reward.x=y."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m verify",
         description="Grade completions to problems: format, correctness, length, language, and extra rewards.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
     parser.add_argument("file", type=Path, metavar="FILE.jsonl", help="problems with responses")
     parser.add_argument("--out", type=Path, required=True, metavar="VERDICTS.jsonl", help="where verdicts are written")
     parser.add_argument("--config", type=Path, metavar="RUN.toml", help="take [reward] of this run's settings")

@@ -12,6 +12,7 @@ from pathlib import Path
 from lab.ablate.ablation import Ablation, read
 from lab.ablate.runner import run_all
 from lab.ablate.runs import chosen, plan
+from shared.command_line import CommandParser
 from shared.errors import ConfigError, InputError, command_of, print_error, run_command
 
 EXAMPLES = """
@@ -32,13 +33,11 @@ exit codes: 0 done, 1 a run failed (the others were made), 2 a file or option is
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Options of this command."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m lab.ablate",
         description="Train the same run with one setting changed, on several seeds: a table, a plot, claims decided.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
+    )  # fmt: skip
     parser.add_argument("files", type=Path, nargs="+", metavar="FILE.toml", help="ablations")
     parser.add_argument("--seeds", type=int, nargs="+", metavar="N", help="instead of those of the files")
     parser.add_argument("--only", nargs="+", metavar="VARIANT", help="run these variants and no others")

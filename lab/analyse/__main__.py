@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from shared import settings_file
 from shared.atomic_write import write_whole
+from shared.command_line import CommandParser
 from shared.errors import ConfigError, run_command
 
 if TYPE_CHECKING:
@@ -39,12 +40,11 @@ exit codes: 0 done, 1 failed, 2 the run or an option is wrong (one line says whi
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Options of the command."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m lab.analyse",
         description="Where a run's weights went, and what reward and length are around them.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+        epilog=EXAMPLES, formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     parser.add_argument("run_dir", type=Path, metavar="RUN_FOLDER", help="folder of a finished or running run")
     parser.add_argument("--points", type=int, default=5, metavar="N", help="along each direction; 0: none (default 5)")
     parser.add_argument("--problems", type=int, default=64, metavar="N", help="problems a point (default 64)")

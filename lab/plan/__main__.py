@@ -12,10 +12,11 @@ import sys
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields, replace
 from fractions import Fraction
-from typing import Any, NoReturn
+from typing import Any
 
 from lab.plan import report, split
 from lab.plan.scenario import CARDS, MODELS, Lengths, Machine, Scenario, Workload, find_decoder
+from shared.command_line import CommandParser
 from shared.errors import ConfigError, InputError, print_error, run_command
 from shared.progress import CleanConsole
 
@@ -43,13 +44,6 @@ examples
 exit codes: 0 done, 2 an option is wrong or nothing fits (one line says what)
 """
 SHARES = ("mfu", "bandwidth_share", "usable", "kept")
-
-
-class _Parser(argparse.ArgumentParser):
-    """Raises ConfigError at a mistake instead of printing the usage."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message} (--help lists the options)")
 
 
 def flag(name: str) -> str:
@@ -86,7 +80,7 @@ def given_of(record: type[Any], given: argparse.Namespace) -> dict[str, Any]:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser with all options."""
-    parser = _Parser(
+    parser = CommandParser(
         prog="python -m lab.plan", description=DESCRIPTION, epilog=EXAMPLES, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
@@ -119,7 +113,7 @@ def read(arguments: list[str]) -> tuple[Scenario, bool]:
     card = CARDS.get(given.card.lower())
     if card is None:
         raise ConfigError(f"--card {given.card} is none of {', '.join(CARDS)}; give --memory, --tflops, --bandwidth")
-    machine = replace(card, **given_of(Machine, given))
+    machine = replace(card, card=given.card.lower(), **given_of(Machine, given))
     if given.model is None:
         raise ConfigError(f"no model: name one ({', '.join(MODELS)}), or a folder with a config.json")
     decoder = find_decoder(given.model)

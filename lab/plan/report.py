@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from lab.plan.scenario import Scenario
+from lab.plan.scenario import CARDS, Machine, Scenario
 from lab.plan.split import Split
 from lab.plan.times import WIDTH
 from trainer.memory import activation_bytes
@@ -105,11 +105,28 @@ def show(scenario: Scenario, split: Split) -> Group:
     usable = gib(scenario.machine.usable_bytes)
     return Group(
         Text(recommendation(split), style="bold"),
+        Text(speeds(scenario.machine)),
         _table("one step", ("", "time", "how"), _time_rows(scenario, split)),
         _table(f"memory of a GPU, of {usable} to use", ("", "needs", "of which"), _memory_rows(split)),
         Text("settings", style="bold"),
         Text(toml(settings(split, scenario))),
     )
+
+
+def speeds(machine: Machine) -> str:
+    """Say of which card the speeds are, and where its memory is another."""
+    card, numbers = (
+        CARDS[machine.card],
+        f"{machine.flops_per_s / 1e12:,.0f} TFLOP/s, {machine.bandwidth / 1e9:,.0f} GB/s",
+    )
+    text = f"speeds of a GPU: {numbers}"
+    if machine.flops_per_s != card.flops_per_s and machine.bandwidth != card.bandwidth:
+        return text
+    other = (
+        f", which has {card.memory_bytes / 1e9:g} GB and not {machine.memory_bytes / 1e9:g}: the times are "
+        "not those of your card. Name it (--card), or give its --tflops and --bandwidth"
+    )
+    return f"{text} ({machine.card})" + other * (machine.memory_bytes != card.memory_bytes)
 
 
 def _table(title: str, columns: tuple[str, str, str], rows: Sequence[tuple[str, str, str]]) -> Table:

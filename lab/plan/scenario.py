@@ -32,6 +32,8 @@ def option(meaning: str, default: Any = MISSING, name: str = "", unit: int | Fra
 class Machine:
     """A cluster of equal GPUs on equal nodes, and its assumed efficiency. Bytes, FLOP/s and bytes/s."""
 
+    card: str = ""
+    """whose figures are taken where no others are given, a key of `CARDS`"""
     gpus: int = option("GPUs of the whole run", 8)
     node_gpus: int = option("GPUs of a node", 8)
     memory_bytes: float = option("memory of a GPU, GB", name="memory", unit=10**9)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
-from shared.errors import ModelError
+from shared.errors import ModelError, command_of
 from shared.json_reader import parse_json
 
 MOST_TOKENS = 1 << 31
@@ -31,9 +31,18 @@ def load_config(folder: Path) -> dict[str, Any]:
 
 
 def newest_export(path: str) -> str:
-    """A model's path as it was given, of a run's folder its newest export. Raises ModelError where it has none."""
+    """A model's path as it was given, of a run's folder its newest export. Raises ModelError where it has none,
+    and for a checkpoint of a run or the folder of all of them."""
     folder = Path(path).expanduser()
-    if not path or (folder / "config.json").exists() or not (folder / "config.toml").is_file():
+    if not path or (folder / "config.json").exists():
+        return path
+    for checkpoints, step in (folder, ""), (folder.parent, folder.name.removeprefix("step_")):
+        run = checkpoints.parent
+        if checkpoints.name == "checkpoints" and (run / "config.toml").is_file() and folder.is_dir():
+            export = f"{command_of('trainer.export')} {run} {step}".rstrip()
+            latest = f"take {run / 'latest'}, or " if (run / "latest").is_dir() else ""
+            raise ModelError(f"{path} holds what a run resumes from, no model: {latest}export it first: `{export}`")
+    if not (folder / "config.toml").is_file():
         return path
     if not (folder / "latest").is_dir():
         raise ModelError(f"{path} is the folder of a run that has exported no model: train it to its end first")
@@ -78,8 +87,10 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
+        near = max(path.parent.glob(f"*/{path.name}"), key=os.path.getmtime, default=None)
+        other = f"did you mean {near.parent}?" if near else "name another"
         raise ModelError(
-            f"{path.parent} has no {path.name}: it is not a complete Hugging Face model folder: name another"
+            f"{path.parent} has no {path.name}: it is not a complete Hugging Face model folder: {other}"
         ) from error
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ModelError(f"{path} cannot be read ({error}): fetch the file again") from error

@@ -5,6 +5,7 @@ With MAESTRALE_SCREENSHOTS=docs/images the pictures of docs/dashboard.md are wri
 
 import os
 import shutil
+import time
 from typing import Any
 
 import msgspec
@@ -283,6 +284,23 @@ def test_axe_finds_nothing_at_any_width(visit, width, dark):
     check("episode")
     page.get_by_role("button", name="Keys").click()
     check("keys")
+
+
+def test_a_long_path_or_name_makes_no_page_wider_than_a_phone(visit, folder):
+    """In a phase of the launch, as the name of the run, of a setting and of a metric."""
+    long = "of-a-project-with-a-long-name" * 3
+    run = write_run(folder / long, steps=12)
+    with (run / "phases.jsonl").open("ab") as stream:
+        phase = f"running /home/someone/{long}/prepare.py"
+        stream.write(msgspec.json.encode({"time": time.time(), "phase": phase}) + b"\n")
+    with (run / "metrics.jsonl").open("ab") as stream:
+        stream.write(msgspec.json.encode({"step": 13, f"reward/{long}": 1}) + b"\n")
+    (run / "config.toml").write_text(f'{long} = "x"\n')
+    page = visit(width=390, height=740).page
+    for address in ("", long, f"{long}/rollouts"):
+        turn_to(page, address)
+        assert int(page.evaluate("document.documentElement.scrollWidth")) <= 390, address
+    shutil.rmtree(run)
 
 
 def test_a_run_whose_link_is_opened_before_it_begins_appears(visit, folder):

@@ -3,6 +3,7 @@ side."""
 
 import asyncio
 import json
+import re
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -72,8 +73,13 @@ def test_the_difference_and_what_flipped(plain, tmp_path, capsys):
     # five problems +1, four 0, one -1: the mean of ten draws of these has a standard deviation of 0.21
     assert sums["interval"] == pytest.approx([0.4 - 1.96 * 0.21, 0.4 + 1.96 * 0.21], abs=0.12)
     assert compared["warnings"] == [] and "warning" not in words
+    # the mean of ten draws of 0.4 and of 0.8: a normal interval of 0.30 and 0.25 on each side
+    assert sums["before_interval"] == pytest.approx([0.1, 0.7], abs=0.11)
+    assert sums["after_interval"] == pytest.approx([0.55, 1], abs=0.11)
     assert "= before -> " in words and "= after (*" in words, "other models are what is compared, no reason to warn"
     page = (difference / "compare.html").read_text()
+    whiskers = re.findall(r'class="whisker" x1="([0-9.]+)" .*? x2="([0-9.]+)"', page)
+    assert [float(right) - float(left) > 90 for left, right in whiskers] == [True, True], "300 pixels are 1.0"
     assert page.count("<figcaption>pass@1") == 2 and "The line across a bar is its 95 % interval" in page
     assert "<title>Comparison of two evaluations: " in page and "<script" not in page
     assert "+40.0 (" in page and "sums, now wrong: p9" in page and "pass@1 after, with its 95 % interval: after" in page

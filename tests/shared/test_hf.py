@@ -171,6 +171,26 @@ def test_copy_tokenizer_takes_all_there_is_or_says_there_is_none(tmp_path):
     assert sorted(path.name for path in target.iterdir()) == ["chat_template.jinja", "tokenizer.json"]
 
 
+def test_a_checkpoint_as_model_is_told_from_an_export(tmp_path):
+    """Wherever a model is named. A folder of exports names the newest of them."""
+    run = tmp_path / "run"
+    step = run / "checkpoints" / "step_15"
+    step.mkdir(parents=True)
+    (run / "config.toml").touch()
+    for path, repair in ((step, f"no model: export it first: `.*-m trainer.export {run} 15`$"),
+                         (step.parent, f"export it first: `.*-m trainer.export {run}`$")):  # fmt: skip
+        with pytest.raises(ModelError, match=repair):
+            Config.model_validate({"model": {"path": str(path)}})
+    (run / "latest").mkdir()
+    (run / "hf" / "step_15").mkdir(parents=True)
+    (run / "hf" / "step_15" / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match=f"take {run}/latest, or export it first: `"):
+        ServerSettings(model=str(step))
+    with pytest.raises(ModelError, match=r"has no config\.json: .*: did you mean .*run/hf/step_15\?"):
+        hf.load_config(run / "hf")
+    assert hf.resolve(str(tmp_path)) == tmp_path
+
+
 def test_a_runs_folder_stands_for_its_newest_export(tmp_path):
     """Wherever a model is named: by `resolve`, a run's model.path, a teacher, the server."""
     run = tmp_path / "run"

@@ -41,7 +41,9 @@ def test_problems_that_stand_in_a_file_more_than_once_are_told_apart_from_other_
     """ "0.5" is 1/2, and what is open has no single answer."""
     again = [row | {"problem": row["problem"].replace(" ", "  ")} for row in rows(3)] * 2
     [line] = files(tmp_path, rows(4) + again, [])[0].warnings
-    assert line.startswith("data.train: 6 of 10 problems are copies of earlier ones") and "the first is line 1 " in line
+    assert (
+        line.startswith("data.train: 6 of 10 problems are copies of earlier ones") and "line 5 repeats line 1 " in line
+    )
     assert line.endswith(":5)")
     half = {"problem": "What is half of one?", "answer": "1/2"}
     mixed = [*rows(3), half, half | {"answer": "0.5"}, rows(3)[1] | {"answer": "7"}]

@@ -108,6 +108,14 @@ def test_a_dry_run_ends_with_the_error_of_a_launch(tmp_path, model, capsys):
     assert not (tmp_path / "runs").exists()
 
 
+def test_one_fault_of_all_rows_is_one_line(tmp_path, model):
+    config = settings(tmp_path, model, [{"task": "1 + 1?", "result": "2"}] * 30)
+    with pytest.raises(DataError) as error:
+        inspect(config).raise_first()
+    (line,) = str(error.value).splitlines()
+    assert "30 rows of" in line and line.count("lacks 'problem'") == 1 and line.endswith("(the same in all of them)")
+
+
 def test_a_template_that_cannot_be_used_fails(tmp_path):
     build(tmp_path / "model", 0, train_tokenizer(["no 5 7 ?"] * 9, 280), 512)
     path = tmp_path / "model" / "tokenizer_config.json"
@@ -225,3 +233,35 @@ def test_the_longest_episode_is_compared_with_what_the_model_takes(tmp_path):
     chat_of(tmp_path, "qwen3")
     with pytest.raises(ModelError, match="rewrites its history"):
         lines(512)
+
+
+SUMS = """
+from environments.environment import environment
+from environments.tools import ToolEnvironment, tool
+
+
+@environment("sums")
+class Sums(ToolEnvironment):
+    @tool
+    def add(self, a: int, b: int) -> int:
+        "Add two whole numbers."
+        return a + b
+"""
+
+
+def test_tools_whose_description_fills_the_context_are_refused_and_counted(tmp_path, model):
+    """The model's tokenizer splits nearly every letter: the description takes several hundred tokens."""
+    (tmp_path / "sums.py").write_text(SUMS)
+    config = settings(tmp_path, model, GOOD, environment={"name": "sums", "plugins": [str(tmp_path / "sums.py")]})
+
+    def with_room(max_tokens: int) -> Config:
+        return config.model_copy(update={"model": config.model.model_copy(update={"max_tokens": max_tokens})})
+
+    with pytest.raises(
+        ConfigError, match=r"shortest prompt of environment sums has (\d+) tokens, (\d+) of them"
+    ) as few:
+        plan_text(with_room(160))
+    prompt, added = map(int, re.findall(r" (\d+)(?: tokens,| of them)", str(few.value)))
+    assert added > 150 and "offer fewer tools" in findings(with_room(160), "FAIL")["environments"]
+    assert inspect(with_room(prompt + 2 + 32)).added == {"sums": added}
+    assert f" = {prompt} of the longest prompt + " in plan_text(with_room(prompt + 2 + 32))

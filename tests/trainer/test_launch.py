@@ -102,9 +102,10 @@ def test_a_signal_while_libraries_are_imported_ends_the_launch(root):
 @pytest.mark.parametrize(("folders", "says"), [
     ((), "before the first checkpoint: the same command begins anew"), (("step_7.damaged",), "begins anew"),
     (("step_0",), "from step 0"), (("step_8", "step_12", "step_4"), "from step 12"),
+    (("step_12", "step_60"), "stopped; its steps are done: the same command only evaluates and exports what is"),
 ])  # fmt: skip
 def test_after_a_stop_it_says_from_where_the_run_goes_on(tmp_path, folders, says):
     for name in folders:
         (tmp_path / "run" / "checkpoints" / name).mkdir(parents=True)
-    launch = SimpleNamespace(config=Config.model_validate({"name": "run", "runs_dir": str(tmp_path)}))
+    launch = SimpleNamespace(config=Config.model_validate({"name": "run", "runs_dir": str(tmp_path), "steps": 60}))
     assert says in rank_process._stopped(launch) and "anew" in rank_process._stopped(None)  # type: ignore[arg-type]

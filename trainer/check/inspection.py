@@ -60,6 +60,8 @@ class Inspection:
 
     results: dict[str, Inspected] = field(default_factory=dict)
     environments: list[EnvironmentRow] = field(default_factory=list)
+    added: dict[str, int] = field(default_factory=dict)
+    """of `Episodes`"""
     refused: list[Inspected] = field(default_factory=list)
     """the results with an error, in the order in which a launch meets them"""
 
@@ -223,6 +225,7 @@ class Inspector:
                         await read()
         finally:
             await data.close()
+            self.found.added = data.episodes.added
         if (demonstrations := data.demonstrations) is not None:
             counts = f"{len(demonstrations.reasoning):,} of {sources.demonstrations}"
             counts += f", {len(demonstrations.general):,} of {sources.general}" if sources.general else ""

@@ -32,7 +32,7 @@ def plan_text(config: Config) -> str:
     shape, inspection = model_shape(config), inspect(config)
     inspection.raise_first()
     rows = inspection.environments
-    room = list(room_lines(config, rows))
+    room = list(room_lines(config, rows, inspection.added))
     parts = [
         "placement (all ranks on this machine; on several nodes the order of ranks is the same)",
         *indent(placement_lines(config)), "", "derived", *indent(derived_lines(config)), "", "read",

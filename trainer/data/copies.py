@@ -34,8 +34,9 @@ def tell_copies(file: ProblemFile) -> None:
         what = f"have the text of an earlier one and another ground truth: {shown}. At most one is right: correct them"
         file.warn([problem for _, problem in differing], what)
     if copies:
-        line = file.lines[copies[0][0].id]
-        what = f"are copies of earlier ones, and are drawn so much more often: that of the first is line {line}"
+        before, problem = copies[0]
+        shown = f"line {file.lines[problem.id]} repeats line {file.lines[before.id]}"
+        what = f"are copies of earlier ones, and are drawn so much more often: {shown}"
         file.warn([problem for _, problem in copies], what)
 
 

@@ -4,7 +4,7 @@ there; the tokens that an episode may have."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,14 +47,16 @@ def environment_rows(files: Iterable[ProblemFile]) -> list[EnvironmentRow]:
 
 
 async def start_episodes(episodes: Episodes, files: Sequence[ProblemFile], problems: Sequence[Problem]) -> None:
-    """Start what the environments of these problems, which are of `files`, need. Raises what `Episodes.start` raises,
-    and DataError with file and line for an environment that is not there."""
+    """Start what the environments of these problems, which are of `files`, need, and try how they begin. Raises what
+    `Episodes.start` and `try_beginnings` raise, and DataError with file and line for an environment that is not there.
+    """
     try:
         await episodes.start(problems)
     except UnknownEnvironment:
         rows = [row for file in files for row in file.environments]
         check_environments(rows, episodes.host.others, episodes.settings.name)
         raise
+    await episodes.try_beginnings(problems)
 
 
 async def look_up(config: Config, rows: list[EnvironmentRow]) -> None:
@@ -93,9 +95,9 @@ def environment_lines(config: Config, rows: list[EnvironmentRow]) -> Iterator[st
         )
 
 
-def room_lines(config: Config, rows: list[EnvironmentRow]) -> Iterator[str]:
-    """The most tokens of an episode; a second line if model.max_tokens may not hold them. Raises ModelError for a chat
-    template that rewrites its history, where that is not allowed."""
+def room_lines(config: Config, rows: list[EnvironmentRow], added: Mapping[str, int] = {}) -> Iterator[str]:
+    """The most tokens of an episode; a second line if model.max_tokens may not hold them. added: `Episodes.added`.
+    Raises ModelError for a chat template that rewrites its history, where that is not allowed."""
     settings, sampled, folder = config.environment, _most_sampled(config), Path(config.locate(config.model.path))
     if not rows and not settings.name:
         return
@@ -106,8 +108,10 @@ def room_lines(config: Config, rows: list[EnvironmentRow]) -> Iterator[str]:
         chat = Chat.of_run(folder, config)
         if settings.history == "template":
             chat.check_history()
-        prompts, longest = PromptFormat(chat, config.data), sorted(rows, key=lambda row: -len(row.text))[:LONGEST]
-        prompt = max((len(prompts.render(row.text, row.domain, language=row.language)) for row in longest), default=0)
+        more, prompts = Counter(added), PromptFormat(chat, config.data)
+        longest = sorted(rows, key=lambda row: -len(row.text) - more[row.environment])[:LONGEST]
+        sizes = [len(prompts.render(row.text, row.domain, language=row.language)) for row in longest]
+        prompt = max((size + more[row.environment] for size, row in zip(sizes, longest, strict=True)), default=0)
         around = len(chat.bridge([("user", "")]))
         texts = f"{prompt:,} of the longest prompt + "
     answers, each = settings.max_turns - 1, settings.observation_tokens + around

@@ -34,6 +34,17 @@ def test_the_report_recommends_and_shows_the_settings(capsys):
     assert Config.model_validate(table).placement.trainers >= 1
 
 
+@pytest.mark.parametrize(("options", "card", "other"), [
+    ("", "989 TFLOP/s, 3,350 GB/s (h100)", False), ("--card a100-80", "312 TFLOP/s, 2,039 GB/s (a100-80)", False),
+    ("--memory 24", "3,350 GB/s (h100), which has 80 GB and not 24:", True),
+    ("--memory 24 --tflops 165 --bandwidth 1008", "speeds of a GPU: 165 TFLOP/s, 1,008 GB/s one step", False),
+])  # fmt: skip
+def test_the_card_whose_speeds_are_taken_is_named(capsys, options, card, other):
+    assert main(["0.6b", "--gpus", "1", *options.split()]) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert card in words and ("not those of your card" in words) == other
+
+
 def test_json_has_the_same_plan(capsys):
     found = planned(capsys, *USUAL)
     assert found["step_s"]["asynchronous"] == max(found["bounds_s"].values()) <= found["step_s"]["synchronous"]
@@ -93,7 +104,8 @@ def test_numbers_replace_those_of_the_card():
     (["0.6b", "--gpus", "1", "--tensor-parallel", "2"], "and be at most 1, the GPUs"),
     (["0.6b", "--gpus", "1", "--tensor-parallel", "1", "--engines", "2"], "leave -1 of 1 GPUs"),
     (["8b", "--engines", "8", "--tensor-parallel", "1"], "leave 0 of 8 GPUs to train"), (["405b"], "hold no split"),
-    (["8b", "--colour"], "unrecognized arguments: --colour"),
+    (["8b", "--colour"], "--colour: unknown option (python -m lab.plan --help lists all"),
+    (["8b", "--memry", "24"], "--memry: unknown option; did you mean --memory?"),
     (["8b", "--async-level", "0"], "--async-level 0 must be above 0"),
 ])  # fmt: skip
 def test_mistakes_are_one_line_and_exit_2(arguments, told, capsys):
