@@ -23,17 +23,17 @@ OTHERS = ("benchmarks", "tests")
 APART = ("reward.judge.", "environment.")
 """settings of the judge and of environments, which validate their own"""
 CEILINGS = {
-    "shared": 12_465,
-    "verify": 17_069,
+    "shared": 12_525,
+    "verify": 17_068,
     "environments": 2_891,
     "rollout": 5_183,
-    "trainer": 14_642,
-    "serve": 6_786,
-    "dashboard": 1_885,
-    "evaluation": 2_473,
-    "oversight": 1_869,
-    "curate": 3_199,
-    "lab": 3_203,
+    "trainer": 14_677,
+    "serve": 6_788,
+    "dashboard": 1_886,
+    "evaluation": 2_476,
+    "oversight": 1_870,
+    "curate": 3_198,
+    "lab": 3_215,
     "examples": 2_612,
     "maestrale": 195,
 }
@@ -43,12 +43,12 @@ rewards, the command `maestrale`, an engine's last words, threads that are measu
 by 900; 847 are used by trainers that split layers, tokens or experts, tables sharded by themselves, layers' inputs on
 the host, a head in float32. The controller at scale took 533 more: checksums that the trainers add up, routes of
 mixtures in files, a store of several nodes; betas, epsilon and cosine decay 17. Calls of served models as they were
-trained to write them raised it by 64."""
+trained to write them raised it by 64, what a third newcomer met by 112."""
 BUDGETS = {
     "product lines": sum(CEILINGS.values()),
     "training lines": sum(CEILINGS[room] for room in TRAINING),
     "lines to read": 3_700,
-    "files": 446,
+    "files": 447,
     "settings": 104,
     "class names used twice": 0,
 }

@@ -32,7 +32,7 @@ def saying(*turns: str) -> Any:
 
     def script(prompt: list[int], sampling: SamplingParameters, call: int) -> str:
         if sampling.through:
-            return "I let a program add.\n</think>"
+            return "<think>I let a program add.\n</think>"
         return left.pop(0) if len(left) > 1 else left[0]
 
     return script
