@@ -44,11 +44,11 @@ def run_scene(folder: Path, *arguments: str) -> dict[str, list[Any]]:
     command = [sys.executable, scene, folder, *arguments]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=2700, check=False)
     assert run.returncode == 0, run.stderr[-4000:]
-    found: dict[str, list[Any]] = {}
+    by_name: dict[str, list[Any]] = {}
     for file in sorted(folder.glob(f"{arguments[0]}-*.pt")):
         for placement, result in torch.load(file).items():
-            found.setdefault(placement, []).append(result)
-    return found
+            by_name.setdefault(placement, []).append(result)
+    return by_name
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def join(
 def meet(device: torch.device, placement: Placement) -> Parallel:
     """Those with whom this rank shares work, neighbours: tensor and context peers the same batches, others a mixture's
     experts. A collective."""
-    found, same, world = dict[str, Peers](), None, dist.get_world_size()
+    peers, same, world = dict[str, Peers](), None, dist.get_world_size()
     for names in (("context", "tensor"), ("experts",)):
         sizes = [getattr(placement, name) for name in names]
         if (count := math.prod(sizes)) > 1:
@@ -76,8 +76,8 @@ def meet(device: torch.device, placement: Placement) -> Parallel:
             same = mesh["rest"] if "experts" in names else None
             for name, size in zip(names, sizes, strict=True):
                 if size > 1:
-                    found[name] = Peers(mesh.get_group(name), mesh.get_local_rank(name), size)
-    return Parallel(**found, same_experts=same)
+                    peers[name] = Peers(mesh.get_group(name), mesh.get_local_rank(name), size)
+    return Parallel(**peers, same_experts=same)
 
 
 def replica_group(mesh: DeviceMesh) -> dist.ProcessGroup:
