@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from shared.errors import run_command
 from tests.tables import read_table
 from tests.verify.grading import GOOD
 from verify.__main__ import main
@@ -56,7 +57,7 @@ def verify(capsys, monkeypatch):
     def run(*arguments: object) -> tuple[int, str]:
         capsys.readouterr()
         try:
-            code = main([*map(str, arguments)])
+            code = run_command(lambda: main([*map(str, arguments)]))
         except SystemExit as end:
             code = int(end.code or 0)
         return code, "".join(capsys.readouterr())
