@@ -67,11 +67,13 @@ def test_a_value_is_waited_for_and_a_wait_ends_with_a_name(folder):
     assert store.get("late") == b"now", "an answer that comes late is not taken for another"
 
 
+@pytest.mark.slow
 def test_process_groups_form_over_it(folder):
     ranks = [started(RANK, rank, folder) for rank in range(3)]
     assert [float(rank.communicate(timeout=300)[0]) for rank in ranks] == [6.0, 3.0, 6.0]
 
 
+@pytest.mark.slow
 def test_nobody_without_the_servers_key_is_heard(folder):
     """A stranger knows the address, and every key but this one."""
     endpoint, _ = (folder / DOOR).read_text().split()

@@ -19,7 +19,7 @@ from tests.process import ENVIRONMENT
 from trainer import memory
 from trainer.checkpoint.shard_files import iterate_weights
 
-pytestmark = pytest.mark.timeout(2700)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2700)]
 FLOAT32, FLOAT64 = 1.5e-6, 1e-12
 """largest difference of gradients from those of one rank, relative"""
 TENSOR = ["tensor 2", "tensor 2 of 4", "tensor 4", "tensor 2, replicas 2"]
