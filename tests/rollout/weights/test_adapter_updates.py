@@ -12,6 +12,7 @@ import torch
 from rollout.weights.proof import WeightProof
 from shared.errors import RunError, SyncMismatch
 from shared.model import lora
+from shared.model.language_model import LanguageModel
 from tests.families import FAMILIES, config_of, reference
 from tests.model_folder import load_model
 from tests.rollout.test_agreement import make_folder
@@ -50,11 +51,16 @@ def started(folder: Path, family: str = "LlamaForCausalLM") -> UpdateScene:
     else:
         decoder = make_folder(folder, family)
     lora.attach(decoder, RANK, ALPHA)
-    shapes = {name: each.shape for name, each in decoder.named_parameters() if each.requires_grad}
-    fill(decoder, lora.first_values(shapes, seed=3))
+    begin(decoder)
     config = engine_config(max_completion_tokens=60)
     config = config.model_copy(update={"lora": config.lora.model_copy(update={"rank": RANK, "alpha": ALPHA})})
     return UpdateScene(folder, decoder, config, "rollout.weights.vllm_backend.AdapterSlot", FaultySlot)
+
+
+def begin(decoder: LanguageModel) -> None:
+    """Give the adapters their first values: moves of other tests would add up to logits that no tolerance is for."""
+    shapes = {name: each.shape for name, each in decoder.named_parameters() if each.requires_grad}
+    fill(decoder, lora.first_values(shapes, seed=3))
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +73,7 @@ def scene(tmp_path_factory):
 def proof(scene):
     """It has seen an honest update."""
     proof = WeightProof(scene.dtype)
+    begin(scene.decoder)
     move(scene, 0.2)
     proof.check(*scene.update(), scene.probe)
     return proof
@@ -83,6 +90,7 @@ def move(scene: UpdateScene, size: float) -> None:
 def follow(scene: UpdateScene, limit: float) -> None:
     """Three versions, of which each is what the engine computes with at once, also with a prompt whose keys and values
     of an older version are cached; before the first the engine has the model of the folder."""
+    begin(scene.decoder)
     proof, prompt = WeightProof(scene.dtype), list(range(3, 100))
     for _ in range(3):
         move(scene, 0.5)
