@@ -252,7 +252,7 @@ class EngineClient(RankClient):
         chosen = [part.chosen for part in published] if any(part.columns for part in published) else []
         replies = await self.call(EngineRank.update, version, probe if proof_on else None, chosen)
         differences = [LogprobDifference(0.0, 0.0, 0.0)]
-        if proof_on:  # beside the loop: a thousand engines take a second
+        if proof_on:  # beside the loop, which a thousand engines would hold up
             differences = await asyncio.to_thread(self._proof.check, published, replies, probe)
         return SyncReport(
             version=version,
